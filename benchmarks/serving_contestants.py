@@ -37,8 +37,8 @@ START_SECONDS = 120
 SERVE = """
 import sys
 from steppe.serve import load_endpoint
-from steppe.serve.server import Listening, Server
-Server(load_endpoint(sys.argv[1], name="policy", folder=sys.argv[2]), Listening(port=int(sys.argv[3]))).run()
+from steppe.serve.server import EndpointServer, ServerConfig
+EndpointServer(load_endpoint(sys.argv[1], name="policy", folder=sys.argv[2]), ServerConfig(port=int(sys.argv[3]))).run()
 """
 
 

@@ -163,7 +163,7 @@ def test_a_machine_that_nobody_knows_is_not_waited_for(steppe: Callable, here: P
     for url in ("banana", "http://" + "a" * 70):
         answer = steppe("play", "--url", url, *SHORT)
         assert (answer.code, answer.out) == (2, "")
-        assert answer.err.startswith("error: no machine is known by the name ")
+        assert answer.err.startswith("error: there is no host ")
 
 
 def test_the_endpoint_that_serve_starts_is_the_default(steppe: Callable, here: Path) -> None:
@@ -202,7 +202,7 @@ def test_a_token_and_tls_are_passed_on(shell: Steppe) -> None:
         assert (answer.code, answer.out, answer.err) == (0, "", "")
     without = shell("play", "--url", served.url, *SHORT, "--tls-ca", certificate[0])
     assert without.code == 2
-    assert "does not let us in" in without.err
+    assert "refused access" in without.err
 
 
 SHOWN = """
@@ -256,7 +256,7 @@ def test_mistakes_are_told_in_one_sentence(steppe: Callable, here: Path) -> None
         ((*url, "-E", "CartPole-v1", "--out", "file"), "file is a file; give --out a folder"),
         ((*url, "-E", "CartPole-v1", "--token", "a", "--token-file", "b"), "two tokens are given"),
         ((*url, "--feedback", "steps"), 'unknown --feedback "steps"'),
-        (("--url", "x:y", "-E", "CartPole-v1"), "is no address of an endpoint"),
+        (("--url", "x:y", "-E", "CartPole-v1"), "is not the address of an endpoint"),
     ):
         answer = steppe("play", *words)
         assert answer.code == 2, answer

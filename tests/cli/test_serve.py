@@ -77,7 +77,7 @@ def test_an_operator_must_show_the_token(shell: Steppe) -> None:
     assert "--token-file token\n" in served.command.out
     refused = shell("serve", "status", "--url", served.url)
     assert refused.code == 2
-    assert "does not let us in" in refused.err
+    assert "refused access" in refused.err
     assert "give its token by --token-file or STEPPE_SERVE_TOKEN" in refused.err
     answer = shell("serve", "status", "--url", served.url, "--token-file", "token")
     assert "endpoint walk: 0 answers" in answer.out, answer.err
@@ -146,11 +146,11 @@ def test_mistakes_are_told_in_one_sentence(steppe: Callable, here: Path, monkeyp
         (("list",), 'no policy, experiment or command "list" (commands: pin, reload, report, rollback, start, '),
         (("stop",), 'no policy, experiment or command "stop"'),
         (("reprot",), 'did you mean "report"?'),
-        (("status", "--url", "banana"), 'no machine is known by the name "banana"'),
+        (("status", "--url", "banana"), 'there is no host "banana"'),
         (("walk", "--port", "0", "--database", "postgresql://127.0.0.1:1/x"), "cannot be used"),
         (("walk", "--database", "mysql://x"), 'a ledger cannot be kept in "mysql"'),
         (("status", "--url", "http://127.0.0.1:1"), "cannot reach the endpoint at http://127.0.0.1:1"),
-        (("status", "--url", "nonsense://x"), "is no address of an endpoint"),
+        (("status", "--url", "nonsense://x"), "is not the address of an endpoint"),
         (("walk", "--prot", "1"), 'unknown option "--prot"'),
     ):
         answer = steppe("serve", *words)

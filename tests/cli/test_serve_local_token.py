@@ -64,7 +64,7 @@ def test_commands_of_the_same_user_are_let_in_and_others_are_not(shell, tmp_path
         stranger = shell(*words)
         assert stranger.code == 2
         assert re.fullmatch(
-            r"error: \S+ does not let us in \(a token is needed; send it as: Authorization: Bearer TOKEN\); give its "
+            r"error: \S+ refused access \(a token is needed; send it as: Authorization: Bearer TOKEN\); give its "
             r"token by --token-file or STEPPE_SERVE_TOKEN\n",
             stranger.err,
         )
@@ -93,7 +93,7 @@ def test_a_file_of_another_mode_is_not_used(shell, tmp_path):
     (file,) = (tmp_path / "home" / ".local" / "state" / "steppe" / "tokens").iterdir()
     file.chmod(0o644)
     answer = shell("serve", "status", "--url", served.url)
-    assert (answer.code, "does not let us in" in answer.err) == (2, True)
+    assert (answer.code, "refused access" in answer.err) == (2, True)
 
 
 @pytest.mark.parametrize("protocol", ["v2", "v2-grpc"])

@@ -4,7 +4,8 @@ import contextlib
 
 import pytest
 
-from steppe.serve.admission import MOST_CLIENTS, SHORT, Gate, RequestMemory, RequestRefused, TrafficLimits
+from steppe.serve.admission import MAX_CLIENTS, SHORT, Gate, RequestMemory, RequestRefused
+from steppe.serve.limits import TrafficLimits
 
 
 class Clock:
@@ -49,10 +50,10 @@ def test_a_slow_rate_says_how_long_to_wait():
 
 def test_a_limited_number_of_clients_is_remembered():
     door, _ = gate(rate=1.0)
-    for number in range(MOST_CLIENTS + 100):
+    for number in range(MAX_CLIENTS + 100):
         door.enter(str(number))
         door.leave()
-    assert len(door._rates) == MOST_CLIENTS
+    assert len(door._rates) == MAX_CLIENTS
 
 
 def test_finished_requests_make_room():

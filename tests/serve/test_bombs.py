@@ -19,7 +19,7 @@ from served import Served, question, save_policy
 
 from steppe.serve.grpc import messages
 
-MOST_MEMORY = 512 << 20
+MAX_MEMORY = 512 << 20
 MEGABYTE = 1_000_000
 INFER = "/v2/models/pole/infer"
 REWARD = "/v2/models/pole/feedback"
@@ -33,7 +33,7 @@ class Limited(Served):
     def __init__(self, policy: Path) -> None:
         words = ["serve", str(policy), "--name", "pole", "--port", "0", "--grpc-port", "0"]
         self.process = subprocess.Popen(
-            ["prlimit", f"--data={MOST_MEMORY}", sys.executable, "-m", "steppe", *words],
+            ["prlimit", f"--data={MAX_MEMORY}", sys.executable, "-m", "steppe", *words],
             cwd=policy.parent,
             stdout=subprocess.PIPE,
             text=True,
@@ -244,7 +244,7 @@ def test_a_bomb_is_refused_and_the_endpoint_goes_on(served, name):
     assert 400 <= reply.status < 500, reply.body[:500]
     assert len(reply.body) < 1000
     assert served.infer().status == 200
-    assert served.peak < MOST_MEMORY
+    assert served.peak < MAX_MEMORY
 
 
 @pytest.mark.parametrize("name", GRPC_BOMBS)
@@ -258,7 +258,7 @@ def test_a_bomb_by_grpc_is_refused_and_the_endpoint_goes_on(served, name):
         assert len(raised.value.details()) < 1000
         assert channel.unary_unary(GRPC_INFER)(grpc_question(), timeout=SECONDS)
     assert served.infer().status == 200
-    assert served.peak < MOST_MEMORY
+    assert served.peak < MAX_MEMORY
 
 
 def test_refused_messages_do_not_stay_in_memory(served):
@@ -266,7 +266,7 @@ def test_refused_messages_do_not_stay_in_memory(served):
     bomb = GRPC_BOMBS["a long name"]
     body = bomb.body()
     with grpc.insecure_channel(f"127.0.0.1:{served.grpc_port}", [("grpc.max_send_message_length", -1)]) as channel:
-        for _ in range(2 * MOST_MEMORY // len(body)):
+        for _ in range(2 * MAX_MEMORY // len(body)):
             with pytest.raises(grpc.RpcError) as raised:
                 channel.unary_unary(bomb.path)(body, timeout=SECONDS)
             assert raised.value.code() == grpc.StatusCode.INVALID_ARGUMENT
@@ -281,4 +281,4 @@ def test_a_large_valid_question_is_answered(served):
     rows = {"data": {"ndarray": [[0.5] * 4] * 10_000}}
     assert len(served.post(SELDON, rows).json["data"]["ndarray"]) == 10_000
     assert served.post(INFER, question([0.5] * 40_004, (10_001, 4))).status == 400
-    assert served.peak < MOST_MEMORY
+    assert served.peak < MAX_MEMORY

@@ -28,7 +28,7 @@ ROUTER = {"kind": "router", "name": "best", "branches": ["p0", "p1", "p2"]}
 def test_sequence_flags_without_an_episode_are_refused(tmp_path, word):
     async def check():
         async with serving(tmp_path, TWO) as endpoint:
-            with pytest.raises(UserError, match="send its sequence_id too"):
+            with pytest.raises(UserError, match="need a sequence_id; send it too"):
                 endpoint.answer(question(**{word: True}))
 
     run(check())
@@ -101,7 +101,7 @@ def test_sequence_start_begins_another_episode_and_sequence_end_ends_it(tmp_path
             assert endpoint.standing().open_episodes == 1
             endpoint.answer(question(sequence_id="e", sequence_end=True))
             assert endpoint.standing().open_episodes == 0
-            await endpoint.settle()
+            await endpoint.flush()
             assert sum(branch.decisions for branch in branches(endpoint).values()) == 40
             assert sum(branch.requests for branch in branches(endpoint).values()) == 41
 
@@ -171,7 +171,7 @@ def test_a_reward_may_come_after_the_last_question(tmp_path):
         async with serving(tmp_path, TWO) as endpoint:
             endpoint.answer(question(sequence_id="e", sequence_start=True))
             answer = endpoint.answer(question(sequence_id="e", sequence_end=True))
-            await endpoint.settle()
+            await endpoint.flush()
             assert branches(endpoint)[answer.policy].mean_reward is None
             await endpoint.feedback(Feedback(7.5, sequence_id="e"))
             assert branches(endpoint)[answer.policy].mean_reward == 7.5
@@ -273,7 +273,7 @@ def test_an_episode_keeps_its_model_and_version(tmp_path):
     async def check():
         async with serving(tmp_path, ROUTER) as endpoint:
             endpoint.answer(question(model="p1", sequence_id="e"))
-            with pytest.raises(UserError, match='episode "e" was begun with "p1"'):
+            with pytest.raises(UserError, match='episode "e" began with "p1"'):
                 endpoint.answer(question(sequence_id="e"))
             assert endpoint.answer(question(model="p1", sequence_id="e")).policy == "p1"
 
@@ -288,7 +288,7 @@ def test_a_shadow_is_asked_and_compared_but_never_answers(tmp_path):
             for _ in range(20):
                 answer = endpoint.answer(question())
                 assert (answer.actions.tolist(), answer.policy, answer.route) == ([1], "p1", ())
-            await endpoint.settle()
+            await endpoint.flush()
             other, same = endpoint.standing().shadows
             assert (other.requests, other.mean_difference, other.failed) == (20, 1.0, 0)
             assert (same.policy, same.mean_difference) == ("same", 0.0)
@@ -305,7 +305,7 @@ def test_a_shadow_that_fails_does_not_harm_the_answer(tmp_path, monkeypatch):
             policy = endpoint.graph.nodes["p2"].versions.current.policy
             monkeypatch.setattr(policy, "advance", lambda *arguments: 1 / 0)
             assert endpoint.answer(question()).actions.tolist() == [1]
-            await endpoint.settle()
+            await endpoint.flush()
             (shadow,) = endpoint.standing().shadows
             assert (shadow.requests, shadow.failed, shadow.mean_difference) == (1, 1, None)
 
@@ -350,7 +350,7 @@ def test_a_repeated_question_gets_the_same_answer_and_no_second_decision(tmp_pat
                 endpoint.answer(question(id=f"{n}-1", sequence_id=str(n)))
                 endpoint.answer(question(id=f"{n}-1", sequence_id=str(n)))
                 await endpoint.feedback(Feedback(1.0, sequence_id=str(n), sequence_end=True))
-            await endpoint.settle()
+            await endpoint.flush()
             found = branches(endpoint).values()
             assert [sum(getattr(each, what) for each in found) for what in ("decisions", "feedback", "requests")] == [
                 *(20, 20, 40)
@@ -373,7 +373,7 @@ def test_a_repeated_question_does_not_advance_a_recurrent_policy(tmp_path):
             )
             for one, other in zip(once, twice, strict=True):
                 np.testing.assert_array_equal(one.outputs, other.outputs)
-            await endpoint.settle()
+            await endpoint.flush()
             assert endpoint.standing().policies[0].requests == 12
 
     run(check())
@@ -389,7 +389,7 @@ def test_only_an_identical_question_counts_as_repeated(tmp_path):
             assert outputs[0] != outputs[2]
             start = Question(asked[-1].observations, "same", "a", sequence_start=True, outputs=True)
             assert endpoint.answer(start).outputs.tolist() == outputs[0]
-            with pytest.raises(UserError, match="was begun with"):
+            with pytest.raises(UserError, match="began with"):
                 endpoint.answer(question(id="same", sequence_id="a", version="7-other"))
 
     run(check())
@@ -403,10 +403,10 @@ def test_open_episodes_are_bounded_and_the_oldest_expire(tmp_path):
             for number in range(1, 12_500):
                 endpoint.answer(question(sequence_id=str(number)))
                 if number % 1000 == 0:
-                    await endpoint.settle()
+                    await endpoint.flush()
             standing = endpoint.standing()
             assert (standing.open_episodes, standing.expired_episodes) == (10_000, 2_500)
-            await endpoint.settle()
+            await endpoint.flush()
             # Expired episodes taught their return so far, and late rewards still find them.
             assert branches(endpoint)[first.policy].mean_reward == 3.0
             receipt = await endpoint.feedback(Feedback(1.0, id=first.id))

@@ -8,7 +8,7 @@ import pytest
 from steppe.errors import UserError
 from steppe.serve import question_batches
 from steppe.serve.messages.exchange import PolicyAnswer, Question
-from steppe.serve.question_batches import DEAR, MOST, Batcher
+from steppe.serve.question_batches import MAX_BATCH, SLOW_SECONDS, Batcher
 
 
 class Clock:
@@ -54,12 +54,12 @@ def ask(number):
 def test_questions_of_one_turn_are_answered_together_and_in_order():
     async def main():
         batcher = Batcher(endpoint)
-        return await asyncio.gather(*(batcher.gathered(ask(n)) for n in range(MOST + 10)))
+        return await asyncio.gather(*(batcher.gathered(ask(n)) for n in range(MAX_BATCH + 10)))
 
     endpoint = Endpoint()
     answers = asyncio.run(main())
-    assert [answer.id for answer in answers] == [str(n) for n in range(MOST + 10)]
-    assert endpoint.sizes == [MOST, 10]
+    assert [answer.id for answer in answers] == [str(n) for n in range(MAX_BATCH + 10)]
+    assert endpoint.sizes == [MAX_BATCH, 10]
 
 
 def test_an_error_in_one_question_reaches_only_its_client():
@@ -98,7 +98,7 @@ def test_a_cancelled_question_does_not_disturb_the_others():
 
 
 def test_a_fast_policy_is_asked_directly_and_a_slow_one_in_batches():
-    quick, dear = Batcher(Endpoint()), Batcher(Endpoint(2 * DEAR))
+    quick, dear = Batcher(Endpoint()), Batcher(Endpoint(2 * SLOW_SECONDS))
     for batcher in (quick, dear):
         for number in range(400):
             batcher.answer(ask(number))
@@ -124,8 +124,8 @@ def test_a_policy_without_gain_from_batches_is_asked_singly():
                 *(PolicyAnswer(str(each.id), each.observations, (), "p", "1", 1.0) for each in rest),
             ]
 
-    assert not asyncio.run(main(Endpoint(2 * DEAR))).gathers
-    assert asyncio.run(main(Quicker(2 * DEAR))).gathers
+    assert not asyncio.run(main(Endpoint(2 * SLOW_SECONDS))).gathers
+    assert asyncio.run(main(Quicker(2 * SLOW_SECONDS))).gathers
 
 
 def test_one_long_pause_does_not_turn_batches_on():

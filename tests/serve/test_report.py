@@ -82,7 +82,7 @@ def test_few_decisions_give_no_verdict_and_no_division_by_zero():
     (one,) = estimate([LoggedDecision("a", "1", 1.0, True, True, 1, 2.0)]).policies
     assert (one.self_normalised.value, one.self_normalised.low, one.inverse_propensity.high) == (2.0, None, None)
     certain = [LoggedDecision(name, "1", 1.0, True, True, 1, 2.0) for name in "ab"]
-    assert any("for certain" in notice for notice in estimate(certain).notices)
+    assert any("with certainty" in notice for notice in estimate(certain).notices)
 
 
 def returns_of(**returns):

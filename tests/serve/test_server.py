@@ -216,8 +216,8 @@ def test_serving_does_not_import_jax(tmp_path):
 
 
 def test_waiting_questions_for_a_slow_policy_are_answered_together(tmp_path, monkeypatch):
-    monkeypatch.setattr(question_batches, "DEAR", 0.0)
-    monkeypatch.setattr(question_batches, "WORTH", float("inf"))
+    monkeypatch.setattr(question_batches, "SLOW_SECONDS", 0.0)
+    monkeypatch.setattr(question_batches, "MAX_COST", float("inf"))
     sizes, several, is_sent = [], Endpoint.answers, threading.Event()
 
     def slow(self, questions):

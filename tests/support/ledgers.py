@@ -18,10 +18,10 @@ class Contents(NamedTuple):
 def contents(ledger: Any) -> Contents:
     """The contents of a ledger that no process writes to."""
     ledger.open()
-    with ledger._answering() as cursor:
-        rewards = ledger._rows(cursor, "SELECT key, identity FROM steppe_rewards", ())
+    with ledger._cursor() as cursor:
+        rewards = cursor.execute("SELECT key, identity FROM steppe_rewards").fetchall()
         columns = "key, sequence, feedback, total, learned, ended, policy"
-        decisions = ledger._rows(cursor, f"SELECT {columns} FROM steppe_decisions", ())
+        decisions = cursor.execute(f"SELECT {columns} FROM steppe_decisions").fetchall()
     arms = ledger.arms()
     ledger.close()
     sequences = {key: sequence for key, sequence, *_ in decisions}

@@ -17,7 +17,8 @@ import pytest
 from policies import make_policy
 from steppe.serve import load_endpoint
 from steppe.serve import server as server_module
-from steppe.serve.admission import Gate, TrafficLimits
+from steppe.serve.admission import Gate
+from steppe.serve.limits import TrafficLimits
 from steppe.serve.server import EndpointServer, ServerConfig
 from steppe.specs.serving import GraphSpec
 
@@ -25,7 +26,7 @@ PROGRAM = """
 import json, sys
 from pathlib import Path
 from steppe.serve import load_endpoint
-from steppe.serve.admission import TrafficLimits
+from steppe.serve.limits import TrafficLimits
 from steppe.serve.server import EndpointServer, ServerConfig
 from steppe.specs.serving import GraphSpec
 graph, folder, listening, limits = map(json.loads, sys.argv[1:])

@@ -159,7 +159,7 @@ def start(
     Without a token it only listens on this machine, and makes one of its own if
     other users are there. Requests under way are answered before it ends.
     """
-    from steppe.serve.endpoint import EndpointLimits
+    from steppe.serve.limits import EndpointLimits
 
     watch_seconds = WATCH_SECONDS if watch else None
     limits = EndpointLimits(
@@ -354,7 +354,7 @@ def _limited(
 ) -> ServerConfig:
     import dataclasses
 
-    from steppe.serve.admission import TrafficLimits
+    from steppe.serve.limits import TrafficLimits
 
     limits = TrafficLimits(body_bytes=int(max_body * 1_000_000), concurrent=max_concurrent, rate=rate)
     return dataclasses.replace(listening, access_log=access_log, limits=limits)

@@ -12,13 +12,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from steppe.serve.endpoint import Endpoint, EndpointLimits
+    from steppe.serve.endpoint import Endpoint
+    from steppe.serve.limits import EndpointLimits
     from steppe.serve.loading import load_endpoint
     from steppe.serve.messages.exchange import Feedback, NotFound, PolicyAnswer, Question, Receipt, Unavailable
 
 _MODULES = {
     "loading": ("load_endpoint",),
-    "endpoint": ("Endpoint", "EndpointLimits"),
+    "endpoint": ("Endpoint",),
+    "limits": ("EndpointLimits",),
     "messages.exchange": ("Feedback", "NotFound", "PolicyAnswer", "Question", "Receipt", "Unavailable"),
 }
 __all__ = [

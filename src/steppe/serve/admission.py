@@ -6,41 +6,14 @@ import hmac
 import ipaddress
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from steppe.errors import SteppeError
+from steppe.serve.limits import TrafficLimits
 
-MOST_CLIENTS = 10_000
+MAX_CLIENTS = 10_000
 """Most clients whose rates are remembered; beyond that, the one not seen for longest is forgotten."""
 SHORT = 1 << 16
 """Bytes of each request that are not counted, since `TrafficLimits.concurrent` limits them well enough."""
-
-
-@dataclass(frozen=True)
-class TrafficLimits:
-    """What one client, and all clients together, may ask of an endpoint."""
-
-    body_bytes: int = 16 << 20
-    """Longest request, before and after decompression."""
-    total_bytes: int = 256 << 20
-    """Longest total of all requests in progress, half of it for one address; short requests are not counted."""
-    concurrent: int = 1024
-    """Most requests in progress."""
-    connections: int = 4096
-    """Most open connections."""
-    connections_per_address: int | None = None
-    """Most connections of one address, such as a proxy's; None: an eighth of `connections`."""
-    rate: float | None = None
-    """Requests a second that one address may send in the long run; None: no limit."""
-    request_seconds: float = 30.0
-    """Longest time for a request to arrive, and for an answer to be read by its client."""
-    drain_seconds: float = 30.0
-    """Longest time for requests in progress once the server is stopping."""
-
-    @property
-    def most_of_one_address(self) -> int:
-        """Most connections of one address."""
-        return self.connections_per_address or max(1, self.connections // 8)
 
 
 class RequestRefused(SteppeError):
@@ -114,7 +87,7 @@ class Gate:
         limits = self.limits
         if self.under_way >= limits.concurrent:
             raise self._refusal(
-                503, f"{limits.concurrent} requests are under way already; try again in a moment", pause=1
+                503, f"{limits.concurrent} requests are already in progress; try again in a moment", pause=1
             )
         if limits.rate is not None:
             self._count(client, limits.rate)
@@ -128,7 +101,9 @@ class Gate:
         """Like `enter`, for a request that has yet to arrive; one client may have half of all such requests."""
         most, calls = max(1, self.limits.concurrent // 2), self._calls.get(client, 0)
         if calls >= most:
-            raise self._refusal(503, f"{most} requests of this address are under way already; wait for one", pause=1)
+            raise self._refusal(
+                503, f"{most} requests of this address are already in progress; wait for one to end", pause=1
+            )
         self.enter(client)
         self._calls[client] = calls + 1
 
@@ -144,7 +119,7 @@ class Gate:
         most, own = self.limits.total_bytes, self._bytes.get(client, 0) + size
         if own > most // 2 or sum(self._bytes.values()) + size > most:
             raise self._refusal(
-                503, f"more than {most / 1e6:,.0f} MB of requests are under way; try again in a moment", pause=1
+                503, f"more than {most / 1e6:,.0f} MB of requests are in progress; try again in a moment", pause=1
             )
         self._bytes[client] = own
 
@@ -160,7 +135,7 @@ class Gate:
         left, since = self._rates.pop(client, (most, now))
         left = min(most, left + (now - since) * rate)
         self._rates[client] = (left - 1.0 if left >= 1.0 else left, now)
-        if len(self._rates) > MOST_CLIENTS:
+        if len(self._rates) > MAX_CLIENTS:
             del self._rates[next(iter(self._rates))]
         if left < 1.0:
             pause = max(1, round((1.0 - left) / rate))

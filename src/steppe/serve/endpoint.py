@@ -10,7 +10,6 @@ import random
 import secrets
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,6 +27,7 @@ from steppe.serve.ledger._base import (
 )
 from steppe.serve.ledger.journal import Journals
 from steppe.serve.ledger.writer import LedgerWriter
+from steppe.serve.limits import EndpointLimits
 from steppe.serve.messages import signature, validation
 from steppe.serve.messages.exchange import (
     EndpointStanding,
@@ -58,26 +58,6 @@ PRUNE_SECONDS = 60.0
 """How often decisions that need not be kept any longer are searched for."""
 
 
-@dataclass(frozen=True, slots=True)
-class EndpointLimits:
-    """Limits of an endpoint's memory, and the intervals of its background tasks."""
-
-    episodes: int = 10_000
-    """Most open episodes; beyond that, the episodes silent for longest expire."""
-    idle_seconds: float = 3600.0
-    """An episode that is silent for longer expires."""
-    queue: int = 100_000
-    """Most records that wait for the ledger; further decisions are dropped and counted."""
-    watch_seconds: float | None = None
-    """How often to look for newer policies; None: never."""
-    rows: int = 10_000
-    """Most observations in one question: while it is answered, all others wait."""
-    episode_bytes: int = 256_000_000
-    """Most memory of all open episodes together; beyond that, the episodes silent for longest expire."""
-    keep_days: float | None = None
-    """Days for which a finished decision and its rewards are kept; None: for ever."""
-
-
 class Endpoint:
     """Serves a graph of policies.
 
@@ -100,8 +80,6 @@ class Endpoint:
         self.limits = limits or EndpointLimits()
         self.is_shared = ledger.is_shared
         """Whether other replicas use the same ledger; if so, call `await ask(question)` instead of `answer`."""
-        self.notices: list[str] = []
-        """The last hundred changes of policies since the start, newest last."""
         self._ledger, self._journals = ledger, journals
         self._writer: LedgerWriter | None = None
         self._episodes = OpenEpisodes(self.limits.episodes, self.limits.idle_seconds, self.limits.episode_bytes)
@@ -121,10 +99,10 @@ class Endpoint:
         `address` is where questions will come to; a second server that wants the same ledger is told this address.
         """
         arms, episodes = await asyncio.to_thread(self._open_ledger, address)
-        self._learn(arms)
+        self._update_arms(arms)
         for episode in episodes:
             self._restore(episode)
-        self._writer = LedgerWriter(self._ledger, self.limits.queue, self._learn, self._journals)
+        self._writer = LedgerWriter(self._ledger, self.limits.queue, self._update_arms, self._journals)
         self._tasks = [asyncio.create_task(self._expire())]
         if self.limits.watch_seconds is not None:
             self._tasks.append(asyncio.create_task(self._watch(self.limits.watch_seconds)))
@@ -226,7 +204,7 @@ class Endpoint:
         sequence = question.sequence_id
         if not self.is_shared or sequence is None or (not question.sequence_start and self._episodes.get(sequence)):
             return self.answer(question)
-        writer = self._writing()
+        writer = self._open_writer()
         # If the ledger is away, this replica goes on alone.
         if not question.sequence_start:
             with contextlib.suppress(Unavailable, TimeoutError):
@@ -238,7 +216,7 @@ class Endpoint:
         answer = self.answer(question)
         with contextlib.suppress(Unavailable, TimeoutError):
             async with asyncio.timeout(SHARING_SECONDS):
-                await writer.settle()
+                await writer.flush()
         return answer
 
     async def feedback(self, feedback: Feedback) -> Receipt:
@@ -246,7 +224,7 @@ class Endpoint:
         reward = validation.reward_of(feedback, self._episodes)
         try:
             async with asyncio.timeout(FEEDBACK_SECONDS):
-                outcome = await self._rewarded(reward)
+                outcome = await self._add_reward(reward)
         except TimeoutError:
             raise Unavailable("the ledger does not answer; send the same again later, it is applied once") from None
         if feedback.sequence_end and outcome.sequence is not None:
@@ -279,7 +257,6 @@ class Endpoint:
         news = [sentence for sentence in sentences if sentence is not None]
         for sentence in news:
             log.warning("%s", sentence)
-        self.notices = [*self.notices, *news][-100:]
         return news
 
     async def pin(self, policy: str, version: str | None) -> None:
@@ -287,9 +264,9 @@ class Endpoint:
         leaf = validation.leaf_with_versions(self._node(policy))
         await asyncio.to_thread(leaf.versions.pin, version)
 
-    async def settle(self) -> None:
+    async def flush(self) -> None:
         """Returns once every decision so far is on disk."""
-        await self._writing().settle()
+        await self._open_writer().flush()
 
     def _open_ledger(self, address: str) -> tuple[Arms, list[OpenEpisode]]:
         """Opens and locks the ledger, replays the journals of killed processes, and reads arms and open episodes."""
@@ -305,7 +282,7 @@ class Endpoint:
             ledger.release()
             raise
 
-    def _writing(self) -> LedgerWriter:
+    def _open_writer(self) -> LedgerWriter:
         if self._writer is None:
             raise Unavailable("the endpoint is not running; ask again when it is")
         return self._writer
@@ -333,7 +310,7 @@ class Endpoint:
                 validation.check_same(question, episode, node)
                 return episode
         elif question.sequence_start or question.sequence_end:
-            raise UserError("sequence_start and sequence_end speak of an episode; send its sequence_id too")
+            raise UserError("sequence_start and sequence_end need a sequence_id; send it too")
         path, propensity = self.graph.choose(node, self._draw)
         version = path.leaf.versions.current
         if question.version is not None:
@@ -344,7 +321,7 @@ class Endpoint:
         self, question: Question, episode: RoutedEpisode, actions: np.ndarray, outputs: np.ndarray | None
     ) -> PolicyAnswer:
         """Records the answer for the ledger and for the next question of the episode."""
-        path, writer, sequence = episode.path, self._writing(), episode.sequence
+        path, writer, sequence = episode.path, self._open_writer(), episode.sequence
         if episode.requests == 0:
             if sequence is not None and (before := self._episodes.get(sequence)) not in (None, episode):
                 self._end(before, "ended")
@@ -377,20 +354,20 @@ class Endpoint:
     def _end(self, episode: RoutedEpisode, how: str) -> None:
         assert episode.sequence is not None
         self._episodes.close(episode.sequence, episode.key)
-        self._writing().put(EpisodeEnd(episode.key, time.time(), how))
+        self._open_writer().put(EpisodeEnd(episode.key, time.time(), how))
 
-    async def _rewarded(self, reward: Reward) -> RewardOutcome:
+    async def _add_reward(self, reward: Reward) -> RewardOutcome:
         """Adds a reward; its decision may still be on the way from another replica to the ledger."""
         patience_ends = time.monotonic() + (SHARING_SECONDS if self.is_shared else 0.0)
         while True:
             try:
-                return await self._writing().reward(reward)
+                return await self._open_writer().reward(reward)
             except NotFound:
                 if time.monotonic() >= patience_ends:
                     raise
             await asyncio.sleep(LOOK_SECONDS)
 
-    def _learn(self, arms: dict[Any, Any]) -> None:
+    def _update_arms(self, arms: dict[Any, Any]) -> None:
         self._arms = arms
         self.graph.learn(arms)
 
@@ -417,7 +394,7 @@ class Endpoint:
         while True:
             # While the ledger is away nothing can be forgotten; the next attempt will do.
             with contextlib.suppress(Unavailable):
-                while await self._writing().prune(time.time() - 86_400 * days):
+                while await self._open_writer().prune(time.time() - 86_400 * days):
                     pass
             await asyncio.sleep(PRUNE_SECONDS)
 

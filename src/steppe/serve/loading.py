@@ -11,9 +11,10 @@ from pathlib import Path
 from steppe.errors import UserError
 from steppe.experiments.project import find_experiment
 from steppe.policies.policy_folder import DESCRIPTION_FILE, TENSORS_FILE
-from steppe.serve.endpoint import Endpoint, EndpointLimits
+from steppe.serve.endpoint import Endpoint
 from steppe.serve.ledger import make_ledger
 from steppe.serve.ledger.journal import Journals
+from steppe.serve.limits import EndpointLimits
 from steppe.serve.routing.graph import build
 from steppe.serve.versions import Versions
 from steppe.specs.allowed_modules import AllowedModules
@@ -44,17 +45,17 @@ def load_endpoint(
     Policies may import the Python modules `allow_modules` for their layers, and no others.
     """
     here = Path.cwd() if start is None else Path(start).absolute()
-    spec, beside = _spec(graph, here)
+    spec, spec_folder = _spec(graph, here)
     name = name or spec.name
     check_name(name)
     folder = serving_folder(name, here) if folder is None else Path(folder).absolute()
-    places = [*([beside] if beside else []), here]
-    with _leaving_nothing(folder):
-        built = build(spec, _loader(folder, places, AllowedModules.of(allow_modules)))
-        place = str(ledger or folder / LEDGER_FILE)
-        made = make_ledger(place, name)
+    folders = [*([spec_folder] if spec_folder else []), here]
+    with _cleaned_up_on_error(folder):
+        built = build(spec, _loader(folder, folders, AllowedModules.of(allow_modules)))
+        location = str(ledger or folder / LEDGER_FILE)
+        made = make_ledger(location, name)
         # A relative label, so that a project can be moved with its ledger.
-        label = place.rpartition("@")[2] if "://" in place else os.path.relpath(place, folder)
+        label = location.rpartition("@")[2] if "://" in location else os.path.relpath(location, folder)
         journals = Journals(folder / JOURNAL, name, label)
         return Endpoint(name, built, made, limits, seed=seed, journals=journals)
 
@@ -91,7 +92,7 @@ def _spec(graph: GraphSpec | str | Path, start: Path) -> tuple[GraphSpec, Path |
 
 
 @contextlib.contextmanager
-def _leaving_nothing(folder: Path) -> Iterator[None]:
+def _cleaned_up_on_error(folder: Path) -> Iterator[None]:
     """Removes copies of policies and folders that were made for a graph which is then refused."""
     made = [path for path in (folder / POLICIES, folder, folder.parent) if not path.exists()]
     before = set((folder / POLICIES).glob("*/*"))
@@ -108,9 +109,9 @@ def _leaving_nothing(folder: Path) -> Iterator[None]:
         raise
 
 
-def _loader(folder: Path, places: list[Path], allowed: AllowedModules) -> Callable[[ModelSpec], Versions]:
+def _loader(folder: Path, folders: list[Path], allowed: AllowedModules) -> Callable[[ModelSpec], Versions]:
     def load(spec: ModelSpec) -> Versions:
         archive = folder / POLICIES / spec.name
-        return Versions(spec.name, find_policy(spec.policy, places), archive, spec.version, allowed)
+        return Versions(spec.name, find_policy(spec.policy, folders), archive, spec.version, allowed)
 
     return load

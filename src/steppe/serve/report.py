@@ -218,4 +218,4 @@ def _notices(policies: dict[str, _WeightedSums], everything: _WeightedSums) -> I
         if sums.least_propensity < 0.001:
             yield f'"{name}" was chosen with a probability of only {sums.least_propensity:.2g}: its intervals are wide'
     if len(policies) > 1 and everything.greatest_propensity > 0.9999:
-        yield "some routes were chosen for certain, where other policies had no chance; give the bandit a floor"
+        yield "some routes were chosen with certainty, so other policies had no chance; give the bandit a floor"

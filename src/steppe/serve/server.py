@@ -20,8 +20,9 @@ from steppe.errors import MissingExtra, UserError
 from steppe.net.credentials import server_tls
 from steppe.net.local_tokens import token_for
 from steppe.net.sockets import is_loopback, listen
-from steppe.serve.admission import Gate, TrafficLimits
+from steppe.serve.admission import Gate
 from steppe.serve.endpoint import Endpoint
+from steppe.serve.limits import TrafficLimits
 from steppe.serve.question_batches import Batcher
 
 if TYPE_CHECKING:
@@ -58,20 +59,20 @@ class ServerConfig:
 class EndpointServer:
     """Listens as soon as it is made; `run` answers until a signal, or until `stop` is called from another thread."""
 
-    def __init__(self, endpoint: Endpoint, listening: ServerConfig, version: str = "unknown") -> None:
+    def __init__(self, endpoint: Endpoint, config: ServerConfig, version: str = "unknown") -> None:
         _check_packages()
-        _check_access(listening)
-        limits = _within_open_files(listening.limits, 1 if listening.grpc_port is None else 2)
-        listening = replace(listening, limits=limits)
+        _check_access(config)
+        limits = _within_open_files(config.limits, 1 if config.grpc_port is None else 2)
+        config = replace(config, limits=limits)
         self._endpoint, self._version = endpoint, version
-        self._tls = server_tls(listening.tls_cert, listening.tls_key)
-        self._socket = listen(listening.host, listening.port, BACKLOG)
+        self._tls = server_tls(config.tls_cert, config.tls_key)
+        self._socket = listen(config.host, config.port, BACKLOG)
         try:
-            self._local_token = token_for(self._socket, listening.host, listening.token)
+            self._local_token = token_for(self._socket, config.host, config.token)
         except BaseException:
             self._socket.close()
             raise
-        self._listening = listening if self._local_token is None else replace(listening, token=self._local_token.token)
+        self._config = config if self._local_token is None else replace(config, token=self._local_token.token)
         self.grpc_port: int | None = None
         """The real port of gRPC, once `run` is ready."""
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -88,7 +89,7 @@ class EndpointServer:
     def url(self) -> str:
         """The address as a client writes it."""
         scheme = "http" if self._tls is None else "https"
-        return f"{scheme}://{_shown(self._listening.host)}:{self.port}"
+        return f"{scheme}://{_shown(self._config.host)}:{self.port}"
 
     @property
     def answers(self) -> int:
@@ -127,11 +128,11 @@ class EndpointServer:
         from steppe.serve.http.request_metrics import AccessLog, Observer
 
         self._loop, self._ending = asyncio.get_running_loop(), asyncio.Event()
-        listening, endpoint = self._listening, self._endpoint
-        gate, batcher = Gate(listening.limits, listening.token), Batcher(endpoint)
-        access_log = None if listening.access_log is None else AccessLog(listening.access_log)
+        config, endpoint = self._config, self._endpoint
+        gate, batcher = Gate(config.limits, config.token), Batcher(endpoint)
+        access_log = None if config.access_log is None else AccessLog(config.access_log)
         self._observer = observer = Observer(access_log)
-        app = HttpApp(endpoint, gate, batcher, observer, self._version, listening.host)
+        app = HttpApp(endpoint, gate, batcher, observer, self._version, config.host)
         try:
             await endpoint.start(self.url)
             try:
@@ -146,9 +147,9 @@ class EndpointServer:
     async def _serve(self, app: Any, gate: Gate, rpc: Any, on_ready: Callable[[EndpointServer], None] | None) -> None:
         """Answers from the first request to the last."""
         assert self._ending is not None
-        self._http = http = _http_server(app, self._listening.limits, self._tls)
+        self._http = http = _http_server(app, self._config.limits, self._tls)
         serving = asyncio.create_task(http.serve(sockets=[self._socket]))
-        watching = asyncio.create_task(_watch(http, self._listening.limits))
+        watching = asyncio.create_task(_watch(http, self._config.limits))
         try:
             with _signals(self._signal):
                 await http.ready.wait()
@@ -159,7 +160,7 @@ class EndpointServer:
                     on_ready(self)
                 await asyncio.wait([serving, asyncio.create_task(self._ending.wait())], return_when="FIRST_COMPLETED")
                 gate.is_draining = True
-                stopping = None if rpc is None else asyncio.create_task(rpc.stop(self._listening.limits.drain_seconds))
+                stopping = None if rpc is None else asyncio.create_task(rpc.stop(self._config.limits.drain_seconds))
                 await _linger(http)
                 http.should_exit = True
                 await serving
@@ -177,12 +178,12 @@ class EndpointServer:
         self._ending.set()
 
     async def _start_grpc(self, gate: Gate, batcher: Batcher, observer: Any) -> Any:
-        listening = self._listening
-        if listening.grpc_port is None:
+        config = self._config
+        if config.grpc_port is None:
             return None
         from steppe.serve.grpc.grpc_server import start
 
-        server, self.grpc_port = await start(self._endpoint, gate, batcher, observer, listening, self._version)
+        server, self.grpc_port = await start(self._endpoint, gate, batcher, observer, config, self._version)
         if self._local_token is not None:
             self._local_token.publish(self._socket.getsockname()[0], self.grpc_port)
         return server
@@ -196,10 +197,10 @@ def _check_packages() -> None:
         raise MissingExtra("serving", "serve") from error
 
 
-def _check_access(listening: ServerConfig) -> None:
-    if listening.token is None and not is_loopback(listening.host):
+def _check_access(config: ServerConfig) -> None:
+    if config.token is None and not is_loopback(config.host):
         raise UserError(
-            f"whoever reaches {listening.host} could ask this endpoint and reward it; give a token by --token-file or "
+            f"whoever reaches {config.host} could ask this endpoint and reward it; give a token by --token-file or "
             "STEPPE_SERVE_TOKEN, or serve at --host 127.0.0.1"
         )
 

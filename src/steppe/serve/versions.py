@@ -61,7 +61,7 @@ class Versions:
         self._allowed = allowed
         self._lock = threading.Lock()
         self._versions: dict[str, Version] = {}
-        self._seen: tuple[int, ...] | None = None
+        self._last_signature: tuple[int, ...] | None = None
         for version in self._archived():
             self._versions[version.name] = version
         try:
@@ -92,7 +92,7 @@ class Versions:
         """Puts a newer policy into service if there is one; returns a sentence on what is new or wrong."""
         with self._lock:
             try:
-                if self._signature() == self._seen:
+                if self._file_signature() == self._last_signature:
                     return None
                 newest = self._take_newest()
             except BaseException as error:
@@ -101,7 +101,7 @@ class Versions:
                 if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
                     raise
                 if isinstance(error, OSError):
-                    self._seen = None
+                    self._last_signature = None
                 problem = f'policy "{self.name}" stays at version {self.current.name}: {_reason(error)}'
                 is_known, self.problem = problem == self.problem, problem
                 return None if is_known else problem
@@ -127,9 +127,9 @@ class Versions:
 
     def _take_newest(self) -> str:
         """Loads and checks the policy in the folder; returns its version's name."""
-        signature = self._signature()
+        signature = self._file_signature()
         # Remembered even if the file is unusable, so that a problem is reported once.
-        self._seen = signature
+        self._last_signature = signature
         version = _checked(load_policy(self._folder, allow_modules=self._allowed))
         self._check_fit(version)
         known = self._versions.get(version.name)
@@ -179,7 +179,7 @@ class Versions:
                 return pinned if pinned in self._versions else None
         return None
 
-    def _signature(self) -> tuple[int, ...]:
+    def _file_signature(self) -> tuple[int, ...]:
         """Changes whenever the file does."""
         found = (self._folder / TENSORS_FILE).stat()
         return found.st_mtime_ns, found.st_size, found.st_ino

@@ -45,7 +45,7 @@ def test_endpoint_urls_are_parsed(url: str, host: str, port: int, prefix: str, i
 
 @pytest.mark.parametrize("url", ["", "ftp://x", "http://", "http://x:99999", "http://x?a=1", "http://me:secret@x"])
 def test_invalid_urls_are_refused(url: str) -> None:
-    with pytest.raises(UserError, match="is no address of an endpoint"):
+    with pytest.raises(UserError, match="is not the address of an endpoint"):
         _ = EndpointAccess(url).address
 
 
@@ -139,7 +139,7 @@ def test_feedback_for_an_unknown_episode_raises_episode_lost() -> None:
 def test_a_fault_of_the_endpoint_is_not_retried() -> None:
     error = refused(Say({"error": "division by zero"}, 500))
     assert isinstance(error, EndpointFault)
-    assert "had a fault of its own (500): division by zero; look into its log" in str(error)
+    assert "had an internal error (500): division by zero; see its log" in str(error)
 
 
 @pytest.mark.parametrize("body", [b"hello", b"[1, 2]", b"[" * 100_000])

@@ -119,11 +119,11 @@ def test_feedback_goes_to_a_service_of_its_own() -> None:
         ("UNAVAILABLE", EndpointAway, "because"),
         ("RESOURCE_EXHAUSTED", EndpointAway, "because"),
         ("DEADLINE_EXCEEDED", EndpointAway, "because"),
-        ("UNAUTHENTICATED", UserError, "does not let us in .because.; give its token by --token-file"),
+        ("UNAUTHENTICATED", UserError, "refused access .because.; give its token by --token-file"),
         ("NOT_FOUND", UserError, "no such model or method .because.; check --url"),
         ("UNIMPLEMENTED", UserError, "no such model or method"),
         ("INVALID_ARGUMENT", UserError, "refused what it was sent: because"),
-        ("INTERNAL", EndpointFault, "had a fault of its own .INTERNAL.: because"),
+        ("INTERNAL", EndpointFault, "had an internal error .INTERNAL.: because"),
     ],
 )
 def test_each_refusal_raises_its_own_error(code: str, kind: type[Exception], sentence: str) -> None:

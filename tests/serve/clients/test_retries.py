@@ -27,7 +27,7 @@ class Scripted:
         self.is_closed = False
 
     def describe(self) -> ModelDescription:
-        return ModelDescription("x", "m", (4,), "float32", self._applies_once)
+        return ModelDescription("m", (4,), self._applies_once)
 
     def answer(self, question: Question) -> PolicyAnswer:
         return self._next()
@@ -49,7 +49,7 @@ class Scripted:
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "FIRST_PAUSE", 0.001)
-    monkeypatch.setattr(module, "LONGEST_PAUSE", 0.002)
+    monkeypatch.setattr(module, "MAX_PAUSE", 0.002)
 
 
 def patient(client: Scripted, seconds: float = 30.0) -> tuple[RetryingClient, list[str], threading.Event]:

@@ -13,14 +13,14 @@ import pytest
 from processes import SECONDS, wait_until
 from served import ServedProcess, one_policy, serving
 
-from steppe.serve.admission import TrafficLimits
 from steppe.serve.grpc import messages, wire
+from steppe.serve.limits import TrafficLimits
 
 TOKEN = "a-token-of-enough-letters"
 SHOWN = (("authorization", f"Bearer {TOKEN}"),)
 EMPTY_INPUTS = b"\x2a\x00" * 7_900_000
 """15.8 MB that take 700 MB once they are parsed."""
-MOST_GROWTH = 150
+MAX_GROWTH = 150
 """Allowed memory in MB: four copies of the message, as bytes in gRPC and in Python."""
 INFER = f"/{messages.INFERENCE}/ModelInfer"
 LIVE = f"/{messages.INFERENCE}/ServerLive"
@@ -70,7 +70,7 @@ def question(**fields):
 )
 def test_memory_stays_bounded_whatever_is_sent(served, metadata, code):
     assert outcome(served, question().SerializeToString(), SHOWN)[0] is grpc.StatusCode.OK
-    with served.growing_less_than(MOST_GROWTH), ThreadPoolExecutor(4) as pool:
+    with served.growing_less_than(MAX_GROWTH), ThreadPoolExecutor(4) as pool:
         codes = {each[0] for each in pool.map(lambda _: outcome(served, EMPTY_INPUTS, metadata), range(4))}
         assert codes == {code}
 
@@ -172,7 +172,7 @@ def test_invalid_bytes_are_refused_in_one_sentence(served):
 
 
 def test_a_compressed_bomb_is_refused(served):
-    with served.growing_less_than(MOST_GROWTH):
+    with served.growing_less_than(MAX_GROWTH):
         code, _ = outcome(served, b"\0" * 200_000_000, SHOWN, compression=grpc.Compression.Gzip)
     assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
 

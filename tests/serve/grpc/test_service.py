@@ -12,8 +12,8 @@ import pytest
 from served import let_no_time_pass, one_policy, router, serving
 
 from policies import make_policy
-from steppe.serve.admission import TrafficLimits
 from steppe.serve.grpc import messages
+from steppe.serve.limits import TrafficLimits
 
 POLICY = make_policy()
 ROWS = np.array([[0.1, -0.2, 0.3, 0.0], [1.0, 0.0, -1.0, 2.0]], np.float32)

@@ -7,7 +7,8 @@ import threading
 import pytest
 from served import let_no_time_pass, one_policy, question, serving
 
-from steppe.serve.admission import TrafficLimits, is_local_name
+from steppe.serve.admission import is_local_name
+from steppe.serve.limits import TrafficLimits
 
 TOKEN = "a-token-of-enough-letters"
 
@@ -118,7 +119,7 @@ def test_without_a_token_only_names_of_this_machine_are_accepted(one):
         assert ask_raw(one, f"GET {path} HTTP/1.1\r\nHost: {evil}\r\nOrigin: http://{evil}".encode()) == 403
     reply = one.post("/v2/repository/models/pole/load", {}, Host=evil, Origin=f"http://{evil}")
     assert reply.status == 403
-    assert reply.json["error"].startswith(f'"{evil}" is no name of this machine')
+    assert reply.json["error"].startswith(f'"{evil}" is not a name of this machine')
     for path in ("/", "/v2/health/live", "/v2/health/ready", "/ping"):
         assert ask_raw(one, f"GET {path} HTTP/1.1\r\nHost: {evil}".encode()) == 200
 

@@ -17,8 +17,8 @@ from served import let_no_time_pass, one_policy, serving
 from uvicorn.server import ServerState
 
 from steppe.serve import question_batches
-from steppe.serve.admission import TrafficLimits
-from steppe.serve.http.connections import LONGEST_HEAD, MOST_HEADS, connection_class
+from steppe.serve.http.connections import MAX_HEAD_BYTES, MAX_HEADS, connection_class
+from steppe.serve.limits import TrafficLimits
 
 
 @pytest.fixture
@@ -142,7 +142,7 @@ def test_endless_headers_are_refused(one):
         sock.sendall(b"GET / HTTP/1.1\r\n")
         received = b""
         with contextlib.suppress(ConnectionError):
-            for _ in range(2 * LONGEST_HEAD // 1000):
+            for _ in range(2 * MAX_HEAD_BYTES // 1000):
                 sock.sendall(b"X-Filler: " + b"y" * 988 + b"\r\n")
             received = sock.recv(4096)
         assert not received or received.startswith(b"HTTP/1.1 431")
@@ -206,8 +206,8 @@ def test_batches_that_start_between_head_and_body_do_not_fail_the_request(tmp_pa
         # Answered after all of them on the same loop, so their heads have arrived.
         assert served.infer().status == 200
         with monkeypatch.context() as gathering:
-            gathering.setattr(question_batches, "DEAR", 0.0)
-            gathering.setattr(question_batches, "WORTH", float("inf"))
+            gathering.setattr(question_batches, "SLOW_SECONDS", 0.0)
+            gathering.setattr(question_batches, "MAX_COST", float("inf"))
             for sock, request in sockets:
                 sock.sendall(request[-5:])
                 assert status(sock) == 200
@@ -303,7 +303,7 @@ def test_a_known_head_inside_a_body_is_not_a_request(one):
 
 def test_more_heads_than_are_remembered_are_all_answered(one):
     with socket.create_connection(("127.0.0.1", one.port), timeout=20) as sock:
-        for length in [*range(1, 3 * MOST_HEADS)] * 2:
+        for length in [*range(1, 3 * MAX_HEADS)] * 2:
             sock.sendall(question("q" * length))
             assert answers(sock, 1) == [(200, "q" * length)]
 

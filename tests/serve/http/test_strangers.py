@@ -13,8 +13,9 @@ import pytest
 from processes import wait_until
 from served import ServedProcess, one_policy, question, serving
 
-from steppe.serve.admission import SHORT, TrafficLimits
+from steppe.serve.admission import SHORT
 from steppe.serve.http.open_connections import LOG_SECONDS, OpenConnections
+from steppe.serve.limits import TrafficLimits
 from steppe.serve.server import OTHER_FILES
 
 TOKEN = "a-token-of-enough-letters"
@@ -214,7 +215,7 @@ def test_large_requests_that_arrive_slowly_leave_room_for_others(tmp_path):
         wait_until(lambda: large()[0] == 503, "there is no room left")
         status, pause, error = large()
         assert (status, pause) == (503, "1")
-        assert "MB of requests are under way" in error
+        assert "MB of requests are in progress" in error
         assert served.infer().status == 200
         for sock in slow:
             sock.sendall(body[-1:])

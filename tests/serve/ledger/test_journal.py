@@ -151,7 +151,7 @@ def test_journals_of_other_endpoints_are_left_alone(journals, ledger, tmp_path):
 
 
 def test_files_are_deleted_once_the_ledger_has_their_records(journals, tmp_path, monkeypatch):
-    monkeypatch.setattr(journal_module, "LONGEST_FILE", 500)
+    monkeypatch.setattr(journal_module, "MAX_FILE_BYTES", 500)
     made, folder = journals.begin("w"), tmp_path / "journal"
     add(made, records() * 5)
     assert len(list(folder.iterdir())) > 3
@@ -165,8 +165,8 @@ def test_files_are_deleted_once_the_ledger_has_their_records(journals, tmp_path,
 
 
 def test_many_files_are_replayed_in_order(journals, ledger, tmp_path, monkeypatch):
-    monkeypatch.setattr(journal_module, "LONGEST_FILE", 200)
-    monkeypatch.setattr(journal_module, "MOST_AT_ONCE", 7)
+    monkeypatch.setattr(journal_module, "MAX_FILE_BYTES", 200)
+    monkeypatch.setattr(journal_module, "MAX_AT_ONCE", 7)
     made = journals.begin("w")
     add(made, [records()[0]._replace(key=f"k{number}", sequence="again") for number in range(40)])
     made.close(0)

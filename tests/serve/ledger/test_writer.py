@@ -148,14 +148,14 @@ def test_the_ledger_is_written_a_few_times_a_second_under_any_traffic(tmp_path, 
                 await asyncio.sleep(1e-4)
             most = (time.monotonic() - began) / writer.GATHERING_SECONDS + 1
             assert 1 <= len(sizes) <= most
-            await endpoint.settle()
+            await endpoint.flush()
             assert sum(sizes) == answered
 
     run(check())
 
 
 def test_records_from_before_a_round_are_written_in_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(writer, "MOST_AT_ONCE", 7)
+    monkeypatch.setattr(writer, "MAX_AT_ONCE", 7)
     monkeypatch.setattr(writer, "GATHERING_SECONDS", 3600.0)
 
     async def check():

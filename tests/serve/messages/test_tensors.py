@@ -5,7 +5,7 @@ import pytest
 
 from steppe.errors import UserError
 from steppe.serve.messages import tensors
-from steppe.serve.messages.tensors import DTYPES, from_bytes, from_numbers, one_small, word_of
+from steppe.serve.messages.tensors import DTYPES, datatype_of, from_bytes, from_numbers, small_vector
 
 
 @pytest.mark.parametrize("word", DTYPES)
@@ -15,14 +15,14 @@ def test_numbers_and_bytes_mean_the_same_in_every_type(word):
     assert array.dtype == DTYPES[word]
     again = from_bytes(array.tobytes(), [2, 3], word, "x")
     assert np.array_equal(array, again)
-    assert word_of(array.dtype) == word
+    assert datatype_of(array.dtype) == word
 
 
 def test_the_fast_path_for_small_observations_agrees_with_the_general_one():
     rng = np.random.default_rng(0)
     for size in (1, 2, 4, 17, 64):
         values = rng.normal(size=size).tolist()
-        quick = one_small(values, [1, size], "FP32")
+        quick = small_vector(values, [1, size], "FP32")
         slow = from_numbers(values, [1, size], "FP32", "x")
         assert quick.dtype == slow.dtype
         assert np.array_equal(quick, slow)
@@ -49,7 +49,7 @@ def test_the_fast_path_for_small_observations_agrees_with_the_general_one():
     ],
 )
 def test_unusual_observations_take_the_general_path(values, shape, word):
-    assert one_small(values, shape, word) is None
+    assert small_vector(values, shape, word) is None
 
 
 def test_numbers_never_change_silently():

@@ -182,7 +182,7 @@ def test_an_endpoint_with_other_observations_is_refused_before_playing(tmp_path:
 
 def test_episodes_need_a_time_limit(tmp_path: Path) -> None:
     endless = EnvironmentSpec(id="CartPole-v1", settings={"max_episode_steps": -1})
-    with pytest.raises(UserError, match="have no end; give one by --max-timesteps-per-episode"):
+    with pytest.raises(UserError, match="have no time limit; set one by --max-timesteps-per-episode"):
         run(Endpoint(), tmp_path, environment=endless, max_timesteps=None)
 
 

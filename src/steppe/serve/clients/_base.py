@@ -62,7 +62,7 @@ class EndpointAccess:
     @cached_property
     def address(self) -> EndpointAddress:
         """The parts of `url`; UserError if it is not the address of an endpoint."""
-        wrong = UserError(f'"{self.url}" is no address of an endpoint; write it as http://127.0.0.1:8000')
+        wrong = UserError(f'"{self.url}" is not the address of an endpoint; write it as http://127.0.0.1:8000')
         url = self.url if "://" in self.url else f"http://{self.url}"
         try:
             parts = urlsplit(url)
@@ -93,7 +93,7 @@ class EndpointAccess:
             if isinstance(error, UnicodeError) or error.errno in known:
                 shown = self.address.host[:100]
                 raise UserError(
-                    f'no machine is known by the name "{shown}"; check the address, such as http://127.0.0.1:8000'
+                    f'there is no host "{shown}"; check the address, such as http://127.0.0.1:8000'
                 ) from None
 
 
@@ -101,12 +101,9 @@ class EndpointAccess:
 class ModelDescription:
     """A server's description of the model."""
 
-    server: str
     model: str
     shape: tuple[int, ...] | None
     """Shape of one observation; None if the protocol does not say."""
-    datatype: str | None
-    """Type of an observation, in NumPy's terms."""
     applies_once: bool
     """Whether repeated feedback counts once, so that it may be sent again after a lost connection."""
     takes_feedback: bool = True

@@ -16,7 +16,7 @@ BUSY = {408, 425, 429, 502, 503, 504}
 """Statuses that mean: not now."""
 UNKNOWN = (404, 410)
 """Statuses that mean: no such thing, or no longer."""
-LONGEST_BODY = 1 << 28
+MAX_BODY_BYTES = 1 << 28
 
 
 class ReceivedReply(NamedTuple):
@@ -89,7 +89,7 @@ class ClientConnection:
             was_sent = True
             self._connection.request(method, path, body, self._identity | headers)
             response = self._connection.getresponse()
-            data = response.read(LONGEST_BODY)
+            data = response.read(MAX_BODY_BYTES)
             if response.will_close:
                 self.close()
             return ReceivedReply(response.status, {name.lower(): value for name, value in response.getheaders()}, data)
@@ -108,7 +108,7 @@ class ClientConnection:
             if isinstance(error, http.client.RemoteDisconnected) or "HTTP/1.1".startswith(str(error).strip()[:8]):
                 raise EndpointAway(reason_of(error), was_sent=was_sent) from None
             raise UserError(
-                f"what answers at {self._access.url} does not speak HTTP; give the endpoint's HTTP port, or --protocol "
+                f"the server at {self._access.url} does not speak HTTP; give the endpoint's HTTP port, or --protocol "
                 "v2-grpc for its gRPC port"
             ) from None
         except (OSError, http.client.HTTPException) as error:
@@ -141,12 +141,12 @@ class ClientConnection:
             return EndpointAway(words, pause=_seconds(reply.headers.get("retry-after")))
         if reply.status in (401, 403):
             have = "another token" if self._access.token else "its token"
-            return UserError(f"{url} does not let us in ({words}); give {have} by --token-file or STEPPE_SERVE_TOKEN")
+            return UserError(f"{url} refused access ({words}); give {have} by --token-file or STEPPE_SERVE_TOKEN")
         if reply.status in UNKNOWN:
             return _Unknown(f"{url} has no {path} ({words}); check --url, --protocol and --model")
         if reply.status < 500:
             return UserError(f"{url} refused what it was sent: {words}")
-        return EndpointFault(f"{url} had a fault of its own ({reply.status}): {words}; look into its log")
+        return EndpointFault(f"{url} had an internal error ({reply.status}): {words}; see its log")
 
 
 class _InOnePiece(http.client.HTTPConnection):

@@ -55,26 +55,18 @@ class OpenInferenceClient:
         metadata = self._connection.ask("GET", f"/v2/models/{quote(name, safe='')}")
         extensions = server.get("extensions")
         as_bytes = isinstance(extensions, list) and BINARY in extensions
-        self._model, shape = understood(metadata, name, as_bytes)
-        datatype = str(DTYPES[self._model.datatype])
+        self._model, shape = read_metadata(metadata, name, as_bytes)
         properties = metadata.get("properties")
         environment = properties.get("environment") if isinstance(properties, dict) else None
-        return ModelDescription(
-            str(server.get("name", "")),
-            name,
-            shape,
-            datatype,
-            applies_once=is_own,
-            takes_feedback=is_own,
-            environment=environment if environment and isinstance(environment, str) else None,
-        )
+        environment = environment if environment and isinstance(environment, str) else None
+        return ModelDescription(name, shape, applies_once=is_own, takes_feedback=is_own, environment=environment)
 
     def answer(self, question: Question) -> PolicyAnswer:
         """Sends one `infer` request."""
         model = self._described()
-        body, headers = request(question, model)
+        body, headers = infer_request(question, model)
         reply = self._connection.send("POST", f"/v2/models/{quote(model.name, safe='')}/infer", body, headers)
-        return answered(self._connection.parsed(reply), question, model)
+        return read_answer(self._connection.parsed(reply), question, model)
 
     def feedback(self, feedback: Feedback) -> None:
         """Sends feedback, which is Steppe's addition to the protocol."""
@@ -101,7 +93,7 @@ class OpenInferenceClient:
         return names[0]
 
 
-def request(question: Question, model: ModelTensors) -> tuple[bytes, dict[str, str]]:
+def infer_request(question: Question, model: ModelTensors) -> tuple[bytes, dict[str, str]]:
     """(body, headers) of an `infer` request."""
     observations = np.ascontiguousarray(question.observations, DTYPES[model.datatype])
     tensor: dict[str, Any] = {"name": model.input, "shape": list(observations.shape), "datatype": model.datatype}
@@ -119,7 +111,7 @@ def request(question: Question, model: ModelTensors) -> tuple[bytes, dict[str, s
     return header + observations.tobytes(), headers
 
 
-def answered(data: dict[str, Any], question: Question, model: ModelTensors) -> PolicyAnswer:
+def read_answer(data: dict[str, Any], question: Question, model: ModelTensors) -> PolicyAnswer:
     """Reads the answer of an `infer` response."""
     outputs = data.get("outputs")
     named = {each.get("name"): each for each in outputs if isinstance(each, dict)} if isinstance(outputs, list) else {}
@@ -128,7 +120,7 @@ def answered(data: dict[str, Any], question: Question, model: ModelTensors) -> P
     tensor = named[model.action]
     actions = read_tensor(tensor, "data", model.action)
     given = data.get("parameters")
-    return labelled(
+    return answer_of(
         checked_rows(actions, question),
         str(data.get("id") or question.id or ""),
         given if isinstance(given, dict) else {},
@@ -145,7 +137,7 @@ def read_tensor(tensor: dict[str, Any], values: str, name: str) -> np.ndarray:
         raise EndpointFault(f"the endpoint sent an answer that cannot be read: {error}") from None
 
 
-def labelled(actions: np.ndarray, id: str, parameters: dict[str, Any], model: str, version: str) -> PolicyAnswer:
+def answer_of(actions: np.ndarray, id: str, parameters: dict[str, Any], model: str, version: str) -> PolicyAnswer:
     """An answer with the endpoint's account of who gave it."""
     propensity = parameters.get("propensity")
     return PolicyAnswer(
@@ -184,7 +176,7 @@ def feedback_message(feedback: Feedback) -> dict[str, Any]:
     return {"reward": feedback.reward} | {name: value for name, value in words.items() if value is not None}
 
 
-def understood(metadata: dict[str, Any], name: str, as_bytes: bool) -> tuple[ModelTensors, tuple[int, ...] | None]:
+def read_metadata(metadata: dict[str, Any], name: str, as_bytes: bool) -> tuple[ModelTensors, tuple[int, ...] | None]:
     """(tensors of the model, shape of one observation), from a model's metadata."""
     inputs, outputs = metadata.get("inputs"), metadata.get("outputs")
     if not isinstance(inputs, list) or len(inputs) != 1 or not isinstance(outputs, list) or not outputs:
@@ -195,8 +187,8 @@ def understood(metadata: dict[str, Any], name: str, as_bytes: bool) -> tuple[Mod
         # The first number is the number of observations in a question.
         sizes = tuple(int(size) for size in shape)[1:]
     except (KeyError, TypeError, ValueError):
-        raise EndpointFault(f'the metadata of the model "{name}" cannot be understood') from None
+        raise EndpointFault(f'the metadata of the model "{name}" is invalid') from None
     if datatype not in DTYPES:
-        raise UserError(f'the model "{name}" takes {datatype}, which no observation is')
+        raise UserError(f'the model "{name}" takes {datatype}, which observations cannot be')
     action = next((each for each in names if each in ("action", "actions")), names[0])
     return ModelTensors(name, seen, datatype, action, as_bytes), None if -1 in sizes else sizes

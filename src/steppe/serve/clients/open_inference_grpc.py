@@ -19,11 +19,11 @@ from steppe.serve.clients._base import (
     checked_rows,
     sequence_parameters,
 )
-from steppe.serve.clients.open_inference import OWN_SERVER, ModelTensors, labelled, understood
+from steppe.serve.clients.open_inference import OWN_SERVER, ModelTensors, answer_of, read_metadata
 from steppe.serve.messages.exchange import Feedback, PolicyAnswer, Question
 from steppe.serve.messages.tensors import DTYPES, from_bytes, from_numbers
 
-LONGEST_MESSAGE = 1 << 28
+MAX_MESSAGE_BYTES = 1 << 28
 
 
 class OpenInferenceGrpcClient:
@@ -58,9 +58,8 @@ class OpenInferenceGrpcClient:
             ]
             for part in ("inputs", "outputs")
         }
-        self._model, shape = understood(tensors, name, as_bytes=True)
-        datatype = str(DTYPES[self._model.datatype])
-        return ModelDescription(server.name, name, shape, datatype, applies_once=is_own, takes_feedback=is_own)
+        self._model, shape = read_metadata(tensors, name, as_bytes=True)
+        return ModelDescription(name, shape, applies_once=is_own, takes_feedback=is_own)
 
     def answer(self, question: Question) -> PolicyAnswer:
         """Sends one `ModelInfer` request."""
@@ -77,10 +76,10 @@ class OpenInferenceGrpcClient:
             outputs=[{"name": model.action}],
             raw_input_contents=[observations.tobytes()],
         )
-        parameters = {name: _value(each) for name, each in reply.parameters.items()}
+        parameters = {name: self._messages.parameter_value(each) for name, each in reply.parameters.items()}
         id = reply.id or question.id or ""
         actions = checked_rows(self._action(reply, model), question)
-        return labelled(actions, id, parameters, reply.model_name or model.name, reply.model_version)
+        return answer_of(actions, id, parameters, reply.model_name or model.name, reply.model_version)
 
     def feedback(self, feedback: Feedback) -> None:
         """Sends feedback by Steppe's own service beside the protocol's."""
@@ -147,8 +146,8 @@ class OpenInferenceGrpcClient:
             host = host if access.address.is_encrypted else number
         host = f"[{host}]" if ":" in host else host
         options = [
-            ("grpc.max_receive_message_length", LONGEST_MESSAGE),
-            ("grpc.max_send_message_length", LONGEST_MESSAGE),
+            ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+            ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
             # Channels to the same address would share one connection, and runners would wait for each other.
             ("grpc.use_local_subchannel_pool", 1),
             ("grpc.enable_http_proxy", 0),
@@ -175,7 +174,7 @@ class OpenInferenceGrpcClient:
             self.close()
             if "http1.x server" in words:
                 return UserError(
-                    f"what answers at {url} speaks HTTP and not gRPC; give the endpoint's gRPC port (its --grpc-port), "
+                    f"the server at {url} speaks HTTP and not gRPC; give the endpoint's gRPC port (its --grpc-port), "
                     "or --protocol v2"
                 )
             return EndpointAway(words, was_sent=code is not codes.RESOURCE_EXHAUSTED)
@@ -188,19 +187,14 @@ class OpenInferenceGrpcClient:
                 self.close()
                 return EndpointAway(words)
             have = "another token" if self._access.token else "its token"
-            return UserError(f"{url} does not let us in ({words}); give {have} by --token-file or STEPPE_SERVE_TOKEN")
+            return UserError(f"{url} refused access ({words}); give {have} by --token-file or STEPPE_SERVE_TOKEN")
         if code is codes.NOT_FOUND and method == "SendFeedback":
             return EpisodeLost(words)
         if code in (codes.NOT_FOUND, codes.UNIMPLEMENTED):
             return UserError(f"{url} has no such model or method ({words}); check --url, --protocol and --model")
         if code in (codes.INVALID_ARGUMENT, codes.FAILED_PRECONDITION, codes.OUT_OF_RANGE):
             return UserError(f"{url} refused what it was sent: {words}")
-        return EndpointFault(f"{url} had a fault of its own ({code.name}): {words}; look into its log")
-
-
-def _value(parameter: Any) -> Any:
-    chosen = parameter.WhichOneof("parameter_choice")
-    return None if chosen is None else getattr(parameter, chosen)
+        return EndpointFault(f"{url} had an internal error ({code.name}): {words}; see its log")
 
 
 def _certificates(access: EndpointAccess) -> bytes | None:

@@ -18,7 +18,7 @@ from steppe.serve.clients._base import (
 )
 from steppe.serve.messages.exchange import Feedback, PolicyAnswer, Question
 
-FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
+FIRST_PAUSE, MAX_PAUSE = 0.1, 5.0
 """Seconds between two tries, doubled each time."""
 
 Value = TypeVar("Value")
@@ -44,7 +44,7 @@ class EndpointRetries:
         self.tries = 0
         """How often something was sent again."""
 
-    def during(
+    def call(
         self, attempt: Callable[[], Value], may_repeat: Callable[[EndpointAway], bool] = lambda away: True
     ) -> Value:
         """Calls `attempt` until it succeeds; raises its `EndpointAway` if it must not be repeated."""
@@ -53,26 +53,26 @@ class EndpointRetries:
             try:
                 value = attempt()
             except EndpointAway as away:
-                self._note(away)
+                self._report(away)
                 deadline = deadline or time.monotonic() + self._seconds
                 if not may_repeat(away):
                     raise
                 wanted = max(pause, away.pause or 0.0)
                 left = deadline - time.monotonic()
                 if left <= 0:
-                    raise self._gave_up(away) from None
+                    raise self._end(away) from None
                 # Random pauses, so that clients do not all come back at once.
                 if self._stop.wait(min(left, wanted * random.uniform(0.5, 1.0))):
                     raise PlayStopped from None
                 with self._lock:
                     self.tries += 1
-                pause = min(2 * pause, LONGEST_PAUSE)
+                pause = min(2 * pause, MAX_PAUSE)
             else:
                 if self._since is not None:
-                    self._note(None)
+                    self._report(None)
                 return value
 
-    def _note(self, away: EndpointAway | None) -> None:
+    def _report(self, away: EndpointAway | None) -> None:
         with self._lock:
             if away is not None and self._since is None:
                 self._since = time.monotonic()
@@ -81,7 +81,7 @@ class EndpointRetries:
                 self._tell(f"the endpoint at {self._url} is back after {time.monotonic() - self._since:.1f} s")
                 self._since = None
 
-    def _gave_up(self, away: EndpointAway) -> EndpointFault:
+    def _end(self, away: EndpointAway) -> EndpointFault:
         return EndpointFault(
             f"the endpoint at {self._url} was away for {self._seconds:g} s ({away}); start it with: steppe serve, or "
             "give another --url or more --patience"
@@ -100,20 +100,18 @@ class RetryingClient:
     def describe(self) -> ModelDescription:
         """The server's description, asked for once."""
         if self._described is None:
-            self._described = self._patience.during(self._client.describe)
+            self._described = self._patience.call(self._client.describe)
         return self._described
 
     def answer(self, question: Question) -> PolicyAnswer:
         """The actions for observations [B, ...]."""
-        return self._patience.during(lambda: self._client.answer(question))
+        return self._patience.call(lambda: self._client.answer(question))
 
     def feedback(self, feedback: Feedback) -> None:
         """Sends a reward; if it may have arrived, it is repeated only if the endpoint counts it once."""
         applies_once = self.describe().applies_once
         try:
-            self._patience.during(
-                lambda: self._client.feedback(feedback), lambda away: applies_once or not away.was_sent
-            )
+            self._patience.call(lambda: self._client.feedback(feedback), lambda away: applies_once or not away.was_sent)
         except (EndpointAway, EpisodeLost):
             self.uncounted += 1
 

@@ -43,7 +43,7 @@ class SeldonClient:
             server = ""
         self._is_own = server == OWN_SERVER
         model = self._access.model or "seldon"
-        described = ModelDescription(str(server), model, None, None, applies_once=self._is_own)
+        described = ModelDescription(model, None, applies_once=self._is_own)
         if self._is_own:
             # Shape and environment only save the user some flags: play works without them.
             other = OpenInferenceClient(replace(self._access, model=None))

@@ -17,9 +17,9 @@ from steppe.serve.question_batches import Batcher
 if TYPE_CHECKING:
     from steppe.serve.server import ServerConfig
 
-MOST_STREAMS = 128
+MAX_STREAMS = 128
 """Most calls in progress on one connection."""
-LONGEST_METADATA = 1 << 14
+MAX_METADATA_BYTES = 1 << 14
 """Most bytes in the metadata of a call."""
 IDLE_SECONDS = 75
 """Seconds that a connection may be open without a call, as by HTTP; clients reconnect by themselves."""
@@ -28,15 +28,15 @@ ROOM_FOR_PROBES = 64
 
 
 async def start(
-    endpoint: Endpoint, gate: Gate, batcher: Batcher, observer: Observer, listening: ServerConfig, version: str
+    endpoint: Endpoint, gate: Gate, batcher: Batcher, observer: Observer, config: ServerConfig, version: str
 ) -> tuple[Any, int]:
     """Starts a server; returns (server, its real port)."""
     limits = gate.limits
     options = [
         ("grpc.max_receive_message_length", limits.body_bytes),
-        ("grpc.max_concurrent_streams", MOST_STREAMS),
-        ("grpc.max_metadata_size", LONGEST_METADATA),
-        ("grpc.absolute_max_metadata_size", LONGEST_METADATA),
+        ("grpc.max_concurrent_streams", MAX_STREAMS),
+        ("grpc.max_metadata_size", MAX_METADATA_BYTES),
+        ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
         # Keeps the window of a message small that is not read yet.
         ("grpc.http2.bdp_probe", 0),
         ("grpc.max_allowed_incoming_connections", limits.connections),
@@ -49,13 +49,13 @@ async def start(
     guard = Guard(gate, observer)
     for service in (OpenInferenceMethods(endpoint, gate, batcher, version), SeldonMethods(endpoint, batcher)):
         server.add_generic_rpc_handlers(service.handlers(guard))
-    host = f"[{listening.host}]" if ":" in listening.host else listening.host
-    where = f"{host}:{listening.grpc_port}"
+    host = f"[{config.host}]" if ":" in config.host else config.host
+    where = f"{host}:{config.grpc_port}"
     try:
-        if listening.tls_cert is None or listening.tls_key is None:
+        if config.tls_cert is None or config.tls_key is None:
             port = server.add_insecure_port(where)
         else:
-            pair = (Path(listening.tls_key).read_bytes(), Path(listening.tls_cert).read_bytes())
+            pair = (Path(config.tls_key).read_bytes(), Path(config.tls_cert).read_bytes())
             port = server.add_secure_port(where, grpc.ssl_server_credentials([pair]))
     except RuntimeError:
         port = 0

@@ -84,7 +84,7 @@ class Guard:
                 self._observer.record(operation, HttpReply(status, b"", []), perf_counter() - started, address, name)
                 if status == 500:
                     log.error("a call of %s failed", name, exc_info=error)
-                    words = "the endpoint had a fault of its own; its log says more"
+                    words = "the endpoint had an internal error; see its log"
             else:
                 self._observer.record(
                     operation, HttpReply(200, b"", [], policy), perf_counter() - started, address, name

@@ -38,6 +38,12 @@ def methods(service: str) -> list[GrpcMethod]:
     ]
 
 
+def parameter_value(parameter: Any) -> Any:
+    """The value of an InferParameter."""
+    field = parameter.WhichOneof("parameter_choice")
+    return None if field is None else getattr(parameter, field)
+
+
 def _load() -> descriptor_pool.DescriptorPool:
     pool = descriptor_pool.DescriptorPool()
     stored = descriptor_pb2.FileDescriptorSet.FromString(Path(__file__).with_name("messages.pb").read_bytes())

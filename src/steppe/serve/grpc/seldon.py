@@ -13,7 +13,7 @@ from steppe.serve.grpc import messages
 from steppe.serve.grpc.guard import Guard, Method
 from steppe.serve.messages import seldon_dialect as dialect
 from steppe.serve.messages.exchange import PolicyAnswer
-from steppe.serve.messages.tensors import MOST_DIMENSIONS
+from steppe.serve.messages.tensors import MAX_DIMENSIONS
 from steppe.serve.question_batches import Batcher
 
 
@@ -50,7 +50,7 @@ class SeldonMethods:
         receipt = await self._endpoint.feedback(dialect.feedback(message))
         response = messages.SeldonMessage()
         response.meta.puid = receipt.id
-        _set_tags(response.meta, dialect.receipted_tags(receipt))
+        _set_tags(response.meta, dialect.receipt_tags(receipt))
         return response, receipt.policy
 
 
@@ -64,8 +64,8 @@ def _payload(request: Any) -> str:
 
 
 def _from_tensor(tensor: Any) -> np.ndarray:
-    if len(tensor.shape) > MOST_DIMENSIONS:
-        raise UserError(f'the shape of "tensor" may have at most {MOST_DIMENSIONS} numbers')
+    if len(tensor.shape) > MAX_DIMENSIONS:
+        raise UserError(f'the shape of "tensor" may have at most {MAX_DIMENSIONS} numbers')
     return dialect.from_tensor(list(tensor.shape), list(tensor.values))
 
 
@@ -85,7 +85,7 @@ def _plain(value: Any) -> Any:
         return None
     plain = getattr(value, kind)
     if kind == "number_value" and not math.isfinite(plain):
-        raise UserError("NaN and infinity are no numbers of this dialect")
+        raise UserError("this dialect has no NaN and no infinity")
     return plain
 
 
@@ -115,7 +115,7 @@ def _response(answer: PolicyAnswer, tags: dict[str, Any], kind: str) -> Any:
             _set(response.data.ndarray.values.add(), row)
     meta = response.meta
     meta.puid = answer.id
-    _set_tags(meta, dialect.answered_tags(answer, tags))
+    _set_tags(meta, dialect.answer_tags(answer, tags))
     for router, branch in answer.route:
         meta.routing[router] = branch
     meta.requestPath[answer.policy] = answer.version

@@ -12,10 +12,18 @@ from steppe.serve.admission import Gate
 from steppe.serve.endpoint import Endpoint
 from steppe.serve.grpc import messages
 from steppe.serve.grpc.guard import Guard, Method
-from steppe.serve.http.open_inference import ACTION, EXTENSIONS, OUTPUTS, check_supported, labels, listed, raw
+from steppe.serve.http.open_inference import (
+    ACTION,
+    EXTENSIONS,
+    OUTPUTS,
+    answer_parameters,
+    check_supported,
+    model_index,
+    tensor_bytes,
+)
 from steppe.serve.messages.exchange import Feedback, PolicyAnswer, Question
 from steppe.serve.messages.fields import question_of, text_field
-from steppe.serve.messages.tensors import from_bytes, from_numbers, word_of
+from steppe.serve.messages.tensors import datatype_of, from_bytes, from_numbers
 from steppe.serve.question_batches import Batcher
 
 CONTENTS = {
@@ -32,7 +40,7 @@ CONTENTS = {
     "FP64": "fp64_contents",
 }
 """The field for numbers of each type that are not sent as bytes."""
-MOST_DIMENSIONS = 64
+MAX_DIMENSIONS = 64
 """Most numbers in a shape."""
 
 
@@ -83,10 +91,10 @@ class OpenInferenceMethods:
         return response, ""
 
     async def _index(self, request: Any) -> tuple[Any, str]:
-        return messages.RepositoryIndexResponse(models=listed(self._endpoint, request.ready)), ""
+        return messages.RepositoryIndexResponse(models=model_index(self._endpoint, request.ready)), ""
 
     async def _load(self, request: Any) -> tuple[Any, str]:
-        version = {name: _value(each) for name, each in request.parameters.items()}
+        version = {name: messages.parameter_value(each) for name, each in request.parameters.items()}
         self._endpoint.load(request.model_name)
         if "version" in version:
             await self._endpoint.pin(request.model_name, text_field(version, "version"))
@@ -122,7 +130,7 @@ class OpenInferenceMethods:
         return response, receipt.policy
 
     def _question(self, request: Any, model: str | None, expected: str, outputs: bool) -> Question:
-        parameters = {name: _value(each) for name, each in request.parameters.items()}
+        parameters = {name: messages.parameter_value(each) for name, each in request.parameters.items()}
         if parameters.get("sequence_id") == 0:
             # Clients of this protocol may send zero if they have no episodes.
             del parameters["sequence_id"]
@@ -136,8 +144,8 @@ def _tensor(request: Any, expected: str) -> np.ndarray:
     tensor = request.inputs[0]
     if tensor.name != expected:
         raise UserError(f'there is no input "{tensor.name[:100]}"; the input is "{expected}"')
-    if len(tensor.shape) > MOST_DIMENSIONS:
-        raise UserError(f'the shape of "{expected}" may have at most {MOST_DIMENSIONS} numbers')
+    if len(tensor.shape) > MAX_DIMENSIONS:
+        raise UserError(f'the shape of "{expected}" may have at most {MAX_DIMENSIONS} numbers')
     shape, blobs = list(tensor.shape), request.raw_input_contents
     if blobs:
         if len(blobs) != 1:
@@ -154,13 +162,13 @@ def _wanted(request: Any, names: list[str]) -> list[str]:
     for each in request.outputs:
         if each.name not in names:
             raise UserError(f'there is no output "{each.name[:100]}"; there are {", ".join(names)}')
-        check_supported({name: _value(value) for name, value in each.parameters.items()}, each.name)
+        check_supported({name: messages.parameter_value(value) for name, value in each.parameters.items()}, each.name)
     return [each.name for each in request.outputs] or names
 
 
 def _response(answer: PolicyAnswer, model: str, wanted: list[str], as_bytes: bool) -> Any:
     response = messages.ModelInferResponse(model_name=model, model_version=answer.version, id=answer.id)
-    for name, value in labels(answer).items():
+    for name, value in answer_parameters(answer).items():
         if isinstance(value, str):
             response.parameters[name].string_param = value
         else:
@@ -169,18 +177,13 @@ def _response(answer: PolicyAnswer, model: str, wanted: list[str], as_bytes: boo
         array = answer.actions if name == ACTION else answer.outputs
         if array is None:
             continue
-        word = word_of(array.dtype)
+        word = datatype_of(array.dtype)
         tensor = response.outputs.add(name=name, datatype=word, shape=array.shape)
         if as_bytes or word not in CONTENTS:
-            response.raw_output_contents.append(raw(array))
+            response.raw_output_contents.append(tensor_bytes(array))
         else:
             getattr(tensor.contents, CONTENTS[word]).extend(array.ravel().tolist())
     return response
-
-
-def _value(parameter: Any) -> Any:
-    field = parameter.WhichOneof("parameter_choice")
-    return None if field is None else getattr(parameter, field)
 
 
 def _json(text: str) -> Any:

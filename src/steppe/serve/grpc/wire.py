@@ -12,13 +12,13 @@ from steppe.errors import UserError
 
 SMALL = 1 << 16
 """Messages of up to so many bytes are parsed without counting: at fifty times their size they take 3 MB."""
-MOST_FIELDS = 1024
+MAX_FIELDS = 1024
 """Most fields of a larger message, including those of sub-messages and unknown ones."""
-MOST_TYPED_BYTES = 4 << 20
+MAX_TYPED_BYTES = 4 << 20
 """Most bytes of a message outside of its fields of plain bytes, which are kept as they are: a number of one byte takes
 eight in memory, and becomes a Python object later."""
 VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
-LONGEST_VARINT = 10
+MAX_VARINT_BYTES = 10
 DEEPEST = 100
 """Deepest nesting of sub-messages, as in protobuf's own parser."""
 
@@ -66,17 +66,17 @@ class _Count:
 
     def check(self, known: Layout) -> None:
         self._walk(0, len(self._data), known, 0)
-        if len(self._data) - self._plain > MOST_TYPED_BYTES:
-            raise UserError(f"the message has more than {MOST_TYPED_BYTES} bytes{self._place}; {self._way_out}")
+        if len(self._data) - self._plain > MAX_TYPED_BYTES:
+            raise UserError(f"the message has more than {MAX_TYPED_BYTES} bytes{self._place}; {self._way_out}")
 
     def _walk(self, at: int, end: int, known: Layout, depth: int) -> None:
         if depth > DEEPEST:
             raise _malformed()
         while at < end:
             self._fields += 1
-            if self._fields > MOST_FIELDS:
+            if self._fields > MAX_FIELDS:
                 raise UserError(
-                    f"a message of more than {SMALL} bytes may have at most {MOST_FIELDS} fields; {self._way_out}"
+                    f"a message of more than {SMALL} bytes may have at most {MAX_FIELDS} fields; {self._way_out}"
                 )
             key, at = self._varint(at, end)
             kind = key & 7
@@ -104,7 +104,7 @@ class _Count:
     def _varint(self, at: int, end: int) -> tuple[int, int]:
         """(number, position after it)."""
         value = shift = 0
-        for position in range(at, min(end, at + LONGEST_VARINT)):
+        for position in range(at, min(end, at + MAX_VARINT_BYTES)):
             byte = self._data[position]
             value |= (byte & 0x7F) << shift
             if byte < 0x80:

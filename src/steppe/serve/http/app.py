@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import zlib
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -17,15 +18,17 @@ from steppe.serve.http.replies import Handler, Headers, HttpReply, HttpRequest, 
 from steppe.serve.http.request_metrics import Metrics, Observer, standing
 from steppe.serve.question_batches import Batcher
 
-MOST_KNOWN_PATHS = 1024
+MAX_KNOWN_PATHS = 1024
 """Most paths whose routes are remembered."""
-MOST_HOSTS = 64
+MAX_HOSTS = 64
 """Most accepted Host headers that are remembered."""
 ON_ADMISSION = "steppe.on_admission"
 """Key of a request's scope for a function to call once the whole request has arrived and was admitted."""
 OVERLENGTH = 4
 """A body up to this many times the limit is read to its end before it is refused, so that its sender gets the
 answer."""
+MODEL_PATH = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?(/infer|/feedback|/ready)?")
+REPOSITORY_PATH = re.compile(r"/v2/repository/models/([^/]+)/(load|unload)")
 PAGE_HEADERS: Headers = [
     (b"content-type", b"text/html; charset=utf-8"),
     (
@@ -83,8 +86,8 @@ class HttpApp:
         self._metrics: Metrics | None = None
         self._open_inference = OpenInferenceHandlers(endpoint, batcher, gate, version)
         self._seldon = seldon.SeldonHandlers(endpoint, batcher, gate)
-        self._fixed = self._table()
-        self._known: dict[tuple[str, str], HttpRoute] = {}
+        self._fixed_routes = self._make_fixed_routes()
+        self._known_routes: dict[tuple[str, str], HttpRoute] = {}
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         """Answers one request."""
@@ -94,7 +97,7 @@ class HttpApp:
         path, method, client = scope["path"], scope["method"], scope["client"]
         operation, address = "unknown", client[0] if client else ""
         try:
-            route = self._known.get((method, path)) or self._resolve(method, path)
+            route = self._known_routes.get((method, path)) or self._resolve(method, path)
             operation = route.operation
             reply = await self._answer(route, scope, address, receive)
         except ClientDisconnected:
@@ -115,14 +118,14 @@ class HttpApp:
         """
         if method != b"POST" or self._gate.is_draining or not self._batcher.answers_at_once:
             return None
-        route = self._known.get(("POST", url))
+        route = self._known_routes.get(("POST", url))
         return route if route is not None and route.operation == "infer" else None
 
     def answer_now(self, route: HttpRoute, path: str, headers: Headers, body: bytes, address: str) -> HttpReply:
         """Answers a complete request without a turn of the event loop."""
         started = perf_counter()
         try:
-            encoding = self._admitted(headers)[1]
+            encoding = self._check_headers(headers)[1]
             self._gate.enter(address)
             try:
                 body = body if encoding is None else _decompressed(body, encoding, self._gate.limits.body_bytes)
@@ -141,7 +144,7 @@ class HttpApp:
         if route.is_open:
             reply = route.handler(HttpRequest(headers, b"", route.model, route.version))
             return reply if type(reply) is HttpReply else await reply  # type: ignore[misc]
-        length, encoding = self._admitted(headers, route.takes_secret)
+        length, encoding = self._check_headers(headers, route.takes_secret)
         gate.enter(address)
         try:
             with RequestMemory(gate, address) as room:
@@ -156,7 +159,7 @@ class HttpApp:
         finally:
             gate.leave()
 
-    def _admitted(self, headers: Headers, takes_secret: bool = False) -> tuple[bytes | None, bytes | None]:
+    def _check_headers(self, headers: Headers, takes_secret: bool = False) -> tuple[bytes | None, bytes | None]:
         """Checks the headers of a request; returns (length of the body, its compression)."""
         token = origin = host = length = encoding = None
         for name, value in headers:
@@ -177,7 +180,9 @@ class HttpApp:
         elif host is not None and host not in self._hosts:
             self._check_host(host)
         if origin is not None and origin.partition(b"://")[2] != host:
-            raise RequestRefused(403, "a page of another site asked; only programs and the page at / may")
+            raise RequestRefused(
+                403, "requests from pages of other sites are refused; only programs and the page at / may ask"
+            )
         return length, encoding
 
     def _check_host(self, host: bytes) -> None:
@@ -186,9 +191,9 @@ class HttpApp:
         if not is_local_name(host, self._host):
             shown = host[:100].decode("latin-1")
             raise RequestRefused(
-                403, f'"{shown}" is no name of this machine; ask at http://127.0.0.1, or let the endpoint have a token'
+                403, f'"{shown}" is not a name of this machine; use http://127.0.0.1, or give the endpoint a token'
             )
-        if len(self._hosts) < MOST_HOSTS:
+        if len(self._hosts) < MAX_HOSTS:
             self._hosts.add(host)
 
     async def _body(self, receive: Receive, length: bytes | None, room: RequestMemory) -> bytes:
@@ -216,7 +221,7 @@ class HttpApp:
         status, message = status_of(error), str(error)
         if status == 500:
             log.error("a request of %s failed", path[:200], exc_info=error)
-            message = "the endpoint had a fault of its own; its log says more"
+            message = "the endpoint had an internal error; see its log"
         reply = as_json(_failure_message(status, message, path), status)
         if isinstance(error, RequestRefused) and error.pause is not None:
             reply.headers.append((b"retry-after", b"%d" % error.pause))
@@ -235,54 +240,47 @@ class HttpApp:
             if known := self._methods(path):
                 raise RequestRefused(405, f"{method} cannot be used here; use {' or '.join(known)}")
             raise no_such_path(path)
-        if len(self._known) < MOST_KNOWN_PATHS and (route.model is None or route.model in self._endpoint.models()):
-            self._known[method, path] = route
+        if len(self._known_routes) < MAX_KNOWN_PATHS and (
+            route.model is None or route.model in self._endpoint.models()
+        ):
+            self._known_routes[method, path] = route
         return route
 
     def _methods(self, path: str) -> list[str]:
         return [each for each in ("GET", "POST") if self._find(each, path) is not None]
 
     def _find(self, method: str, path: str) -> HttpRoute | None:
-        fixed = self._fixed.get((method, path))
+        fixed = self._fixed_routes.get((method, path))
         if fixed is not None:
             return fixed
-        first, *words = path.split("/")
-        if first or not words:
-            return None
-        if words[0] == "v2":
-            return self._find_model(method, words[1:])
+        if path.startswith("/v2/"):
+            return self._find_model(method, path)
+        words = path.split("/")
         # Seldon's gateways put a namespace and a deployment's name before the path.
-        if words[0] == "seldon" and "api" in words[2:4]:
-            return self._fixed.get((method, "/" + "/".join(words[words.index("api", 2) :])))
+        if words[:2] == ["", "seldon"] and "api" in words[3:5]:
+            return self._fixed_routes.get((method, "/" + "/".join(words[words.index("api", 3) :])))
         return None
 
-    def _find_model(self, method: str, words: list[str]) -> HttpRoute | None:
-        """The route for the words after /v2 of a path that names a model, and perhaps a version."""
+    def _find_model(self, method: str, path: str) -> HttpRoute | None:
+        """The route of a path that names a model, and perhaps a version."""
         protocol = self._open_inference
-        version: str | None = None
-        match method, words:
-            case "POST", ["repository", "models", name, "load"] if name:
-                return HttpRoute("load", protocol.load, model=name)
-            case "POST", ["repository", "models", name, "unload"] if name:
-                return HttpRoute("load", protocol.unload, model=name)
-            case _, ["models", name, "versions", version, *rest] if name and version:
-                pass
-            case _, ["models", name, *rest] if name:
-                pass
-            case _:
-                return None
-        match method, rest:
-            case "POST", ["infer"]:
-                return HttpRoute("infer", protocol.infer, False, name, version)
-            case "POST", ["feedback"] if version is None:
-                return HttpRoute("feedback", protocol.feedback, False, name)
-            case "GET", []:
-                return HttpRoute("metadata", protocol.model, False, name, version)
-            case "GET", ["ready"]:
-                return HttpRoute("health", protocol.model_ready, False, name, version)
+        if method == "POST" and (found := REPOSITORY_PATH.fullmatch(path)):
+            return HttpRoute("load", protocol.load if found[2] == "load" else protocol.unload, model=found[1])
+        if (found := MODEL_PATH.fullmatch(path)) is None:
+            return None
+        model, version, action = found.groups()
+        match method, action:
+            case "POST", "/infer":
+                return HttpRoute("infer", protocol.infer, False, model, version)
+            case "POST", "/feedback" if version is None:
+                return HttpRoute("feedback", protocol.feedback, False, model)
+            case "GET", None:
+                return HttpRoute("metadata", protocol.model, False, model, version)
+            case "GET", "/ready":
+                return HttpRoute("health", protocol.model_ready, False, model, version)
         return None
 
-    def _table(self) -> dict[tuple[str, str], HttpRoute]:
+    def _make_fixed_routes(self) -> dict[tuple[str, str], HttpRoute]:
         protocol, dialect = self._open_inference, self._seldon
         table = {
             ("GET", "/"): HttpRoute("page", self._show_page, is_open=True),

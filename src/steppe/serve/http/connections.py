@@ -9,21 +9,21 @@ from typing import Any, NamedTuple
 import orjson
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from steppe.serve.admission import TrafficLimits
 from steppe.serve.http.app import ON_ADMISSION, HttpApp, HttpRoute
 from steppe.serve.http.open_connections import OpenConnections
 from steppe.serve.http.replies import Headers, HttpReply
+from steppe.serve.limits import TrafficLimits
 
-LONGEST_HEAD = 1 << 16
+MAX_HEAD_BYTES = 1 << 16
 """Most bytes of the first line and the headers of a request."""
-LONGEST_QUICK = 1 << 16
+MAX_QUICK_BYTES = 1 << 16
 """Longest question that is answered at once; longer ones are read with back-pressure."""
-MOST_PIPELINED = 256
+MAX_PIPELINED = 256
 """Most requests on one connection ahead of their answers."""
-MOST_HEADS = 16
+MAX_HEADS = 16
 """Most heads of questions that a connection remembers; those of one client differ in their length at most."""
-LONGEST_KNOWN_HEAD = 1 << 10
-MOST_QUICK = 32
+MAX_KNOWN_HEAD_BYTES = 1 << 10
+MAX_QUICK = 32
 """Most questions of one piece of data that are answered before other connections have their turn."""
 IDLE_SECONDS = 75.0
 """Seconds that a connection may be open without a request."""
@@ -67,7 +67,7 @@ class HttpConnection(HttpToolsProtocol):
     _route: HttpRoute | None = None
     """The route of a question on the fast path, until it is answered."""
     _body = b""
-    _quick_left = MOST_QUICK
+    _quick_left = MAX_QUICK
     _is_between = True
     """Whether nothing of the next request has arrived yet."""
     _data = b""
@@ -103,7 +103,7 @@ class HttpConnection(HttpToolsProtocol):
             return
         if self._is_over:
             return
-        self._idle_since, self._quick_left, self._data = None, MOST_QUICK, data if self._is_between else b""
+        self._idle_since, self._quick_left, self._data = None, MAX_QUICK, data if self._is_between else b""
         self._size = len(data)
         super().data_received(data)
         if self._is_over:
@@ -120,7 +120,7 @@ class HttpConnection(HttpToolsProtocol):
                 return
         elif self._route is None:
             self._head += len(data)
-            if self._head > LONGEST_HEAD:
+            if self._head > MAX_HEAD_BYTES:
                 self._refuse_head()
         if self._since is None:
             self._since = self.loop.time()
@@ -134,15 +134,15 @@ class HttpConnection(HttpToolsProtocol):
         """Chooses the path of a request."""
         if self._is_over:
             return
-        if self._head + self._size > LONGEST_HEAD and self._head_size() > LONGEST_HEAD:
+        if self._head + self._size > MAX_HEAD_BYTES and self._head_size() > MAX_HEAD_BYTES:
             self._refuse_head()
             return
         if self.url[:1] != b"/":
             self._take_host_from_target()
         cycle = self.cycle
         is_owed = cycle is not None and not cycle.response_complete
-        if is_owed and len(self.pipeline) >= MOST_PIPELINED:
-            self._hang_up(503, f"more than {MOST_PIPELINED} requests came before the first was answered")
+        if is_owed and len(self.pipeline) >= MAX_PIPELINED:
+            self._hang_up(503, f"more than {MAX_PIPELINED} requests came before the first was answered")
             return
         if not is_owed and self._quick_left and not self.flow.write_paused and not self.expect_100_continue:
             route = self.own_app.quick_route(self.parser.get_method(), self.url.decode("latin-1"))
@@ -245,7 +245,7 @@ class HttpConnection(HttpToolsProtocol):
         return len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
 
     def _refuse_head(self) -> None:
-        self._hang_up(431, f"the headers of a request may have at most {LONGEST_HEAD} bytes")
+        self._hang_up(431, f"the headers of a request may have at most {MAX_HEAD_BYTES} bytes")
 
     def _abandon(self) -> None:
         """Stops an answer in progress from writing more."""
@@ -272,8 +272,8 @@ class HttpConnection(HttpToolsProtocol):
         """Remembers the head of a question that is all of `data`."""
         end = len(data) - head.length
         if (
-            len(self._heads) < MOST_HEADS
-            and data.find(END_OF_HEAD, 0, LONGEST_KNOWN_HEAD) == end - len(END_OF_HEAD) > 0
+            len(self._heads) < MAX_HEADS
+            and data.find(END_OF_HEAD, 0, MAX_KNOWN_HEAD_BYTES) == end - len(END_OF_HEAD) > 0
         ):
             self._heads[data[:end]] = head
 
@@ -291,7 +291,7 @@ class HttpConnection(HttpToolsProtocol):
         """Whether the body's length is known and small."""
         for name, value in self.headers:
             if name == b"content-length":
-                return int(value) <= min(LONGEST_QUICK, self.limits.body_bytes)
+                return int(value) <= min(MAX_QUICK_BYTES, self.limits.body_bytes)
         return False
 
     def _response(self, reply: HttpReply) -> bytes:

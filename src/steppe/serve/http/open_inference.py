@@ -25,7 +25,7 @@ from steppe.serve.messages.fields import (
     reward_field,
     text_field,
 )
-from steppe.serve.messages.tensors import from_numbers, one_small, word_of
+from steppe.serve.messages.tensors import datatype_of, from_numbers, small_vector
 from steppe.serve.question_batches import Batcher
 from steppe.serve.routing.graph import PolicyGraph
 
@@ -54,7 +54,7 @@ class OpenInferenceHandlers:
     def __init__(self, endpoint: Endpoint, batcher: Batcher, gate: Gate, version: str) -> None:
         self._endpoint, self._batcher, self._gate = endpoint, batcher, gate
         self._server = {"name": "steppe", "version": version, "extensions": EXTENSIONS}
-        self._forms: dict[str | None, InferSignature] = {}
+        self._signatures: dict[str | None, InferSignature] = {}
         """Signatures of the models that exist."""
 
     def server(self, request: HttpRequest) -> HttpReply:
@@ -72,7 +72,7 @@ class OpenInferenceHandlers:
 
     def model(self, request: HttpRequest) -> HttpReply:
         """GET /v2/models/NAME"""
-        return as_json(described(self._endpoint.metadata(request.model, request.version)))
+        return as_json(metadata_json(self._endpoint.metadata(request.model, request.version)))
 
     def model_ready(self, request: HttpRequest) -> HttpReply:
         """GET /v2/models/NAME/ready"""
@@ -83,7 +83,7 @@ class OpenInferenceHandlers:
     def index(self, request: HttpRequest) -> HttpReply:
         """POST /v2/repository/index: the models that can be asked for, the endpoint itself first."""
         wants_ready = optional_flag(parsed(request.body), "ready") if request.body else None
-        return as_json(listed(self._endpoint, wants_ready is True))
+        return as_json(model_index(self._endpoint, wants_ready is True))
 
     async def load(self, request: HttpRequest) -> HttpReply:
         """POST /v2/repository/models/NAME/load: looks for newer versions, or puts `version` into service."""
@@ -113,26 +113,26 @@ class OpenInferenceHandlers:
     async def feedback(self, request: HttpRequest) -> HttpReply:
         """POST /v2/models/NAME/feedback"""
         feedback = read_feedback(parsed(request.body))
-        self._form_of(request.model)
+        self._signature_of(request.model)
         receipt = await self._endpoint.feedback(feedback)
-        return as_json(receipted(receipt, self._endpoint.graph), label=receipt.policy)
+        return as_json(receipt_json(receipt, self._endpoint.graph), label=receipt.policy)
 
     def _read(
         self, message: dict[str, Any], rest: memoryview | None, request: HttpRequest
     ) -> tuple[Question, dict[str, bool]]:
         """(question, wanted outputs -> whether as bytes)."""
         model = request.model
-        form = self._forms.get(model) or self._form_of(model)
+        signature = self._signatures.get(model) or self._signature_of(model)
         inputs = message.get("inputs")
         if type(inputs) is not list or len(inputs) != 1 or type(inputs[0]) is not dict:
-            raise UserError(f'"inputs" must be a list of one tensor, "{form.input}"')
-        observations = self._observations(inputs[0], rest, form, model)
+            raise UserError(f'"inputs" must be a list of one tensor, "{signature.input}"')
+        observations = self._observations(inputs[0], rest, signature, model)
         if len(message) == 1:
-            wanted = form.all_as_numbers
+            wanted = signature.all_as_numbers
             return Question(observations, model=model, version=request.version, outputs=OUTPUTS in wanted), wanted
         id = text_field(message, "id")
         parameters = object_field(message, "parameters")
-        wanted = _wanted(message, parameters, form.outputs)
+        wanted = _wanted(message, parameters, signature.outputs)
         if not parameters:
             return Question(observations, id, model=model, version=request.version, outputs=OUTPUTS in wanted), wanted
         if parameters.get("sequence_id") == 0:
@@ -141,24 +141,29 @@ class OpenInferenceHandlers:
         return question_of(parameters, observations, id, model, request.version, OUTPUTS in wanted), wanted
 
     def _observations(
-        self, tensor: dict[str, Any], rest: memoryview | None, form: InferSignature, model: str | None
+        self, tensor: dict[str, Any], rest: memoryview | None, signature: InferSignature, model: str | None
     ) -> np.ndarray:
-        if rest is None and form.is_vector and tensor.get("name") == form.input and "parameters" not in tensor:
-            quick = one_small(tensor.get("data"), tensor.get("shape"), tensor.get("datatype"))
+        if (
+            rest is None
+            and signature.is_vector
+            and tensor.get("name") == signature.input
+            and "parameters" not in tensor
+        ):
+            quick = small_vector(tensor.get("data"), tensor.get("shape"), tensor.get("datatype"))
             # The result is what `check` would return.
-            if quick is not None and quick.shape[1] == form.size:
+            if quick is not None and quick.shape[1] == signature.size:
                 return quick
-        return self._endpoint.check(_tensor(tensor, form.input, rest), model)
+        return self._endpoint.check(_tensor(tensor, signature.input, rest), model)
 
-    def _form_of(self, model: str | None) -> InferSignature:
+    def _signature_of(self, model: str | None) -> InferSignature:
         metadata = self._endpoint.metadata(model)
         observation, outputs = metadata.inputs[0], tuple(each.name for each in metadata.outputs)
         is_vector = observation.datatype == "FP32" and len(observation.shape) == 2
-        form = InferSignature(
+        signature = InferSignature(
             observation.name, outputs, dict.fromkeys(outputs, False), is_vector, observation.shape[-1]
         )
-        self._forms[model] = form
-        return form
+        self._signatures[model] = signature
+        return signature
 
     def _reply(self, answer: PolicyAnswer, question: Question, wanted: dict[str, bool]) -> HttpReply:
         outputs: list[dict[str, Any]] = []
@@ -167,9 +172,9 @@ class OpenInferenceHandlers:
             array = answer.actions if name == ACTION else answer.outputs
             if array is None:
                 continue
-            tensor: dict[str, Any] = {"name": name, "shape": array.shape, "datatype": word_of(array.dtype)}
+            tensor: dict[str, Any] = {"name": name, "shape": array.shape, "datatype": datatype_of(array.dtype)}
             if as_bytes:
-                blobs.append(raw(array))
+                blobs.append(tensor_bytes(array))
                 tensor["parameters"] = {"binary_data_size": len(blobs[-1])}
             else:
                 tensor["data"] = array.tolist() if array.ndim == 1 else array.ravel().tolist()
@@ -178,7 +183,7 @@ class OpenInferenceHandlers:
             "model_name": question.model or self._endpoint.name,
             "model_version": answer.version,
             "id": answer.id,
-            "parameters": labels(answer),
+            "parameters": answer_parameters(answer),
             "outputs": outputs,
         }
         if blobs:
@@ -186,7 +191,7 @@ class OpenInferenceHandlers:
         return as_json(message, label=answer.policy)
 
 
-def listed(endpoint: Endpoint, wants_ready: bool) -> list[dict[str, str]]:
+def model_index(endpoint: Endpoint, wants_ready: bool) -> list[dict[str, str]]:
     """The repository's index: the endpoint itself first, then the nodes of its graph."""
     models = []
     for name in endpoint.models():
@@ -197,7 +202,7 @@ def listed(endpoint: Endpoint, wants_ready: bool) -> list[dict[str, str]]:
     return [each for each in models if not wants_ready or each["state"] == "READY"]
 
 
-def described(metadata: Metadata) -> dict[str, Any]:
+def metadata_json(metadata: Metadata) -> dict[str, Any]:
     """A model's metadata in the protocol's format, with Steppe's own facts under "properties"."""
 
     def tensors(side: Any) -> list[dict[str, Any]]:
@@ -213,9 +218,9 @@ def described(metadata: Metadata) -> dict[str, Any]:
     }
 
 
-def labels(answer: PolicyAnswer) -> dict[str, Any]:
+def answer_parameters(answer: PolicyAnswer) -> dict[str, Any]:
     """Route, policy and propensity of an answer, as parameters, which cannot hold lists."""
-    return {"route": written(answer.route), "policy": answer.policy, "propensity": answer.propensity}
+    return {"route": route_text(answer.route), "policy": answer.policy, "propensity": answer.propensity}
 
 
 def read_feedback(message: dict[str, Any]) -> Feedback:
@@ -223,18 +228,18 @@ def read_feedback(message: dict[str, Any]) -> Feedback:
     return feedback_of(message, reward_field(message), text_field(message, "id"), message.get("truth"))
 
 
-def written(route: Iterable[tuple[str, int]]) -> str:
+def route_text(route: Iterable[tuple[str, int]]) -> str:
     """A route as text: the index of the branch at each router on the path."""
     return "/".join([f"{name}={branch}" for name, branch in route])
 
 
-def receipted(receipt: Receipt, graph: PolicyGraph) -> dict[str, Any]:
+def receipt_json(receipt: Receipt, graph: PolicyGraph) -> dict[str, Any]:
     """A receipt in JSON."""
     return {
         "applied": receipt.applied,
         "id": receipt.id,
         "policy": receipt.policy,
-        "route": written(graph.indexed(receipt.route)),
+        "route": route_text(graph.indexed(receipt.route)),
         "episode_return": receipt.episode_return,
     }
 
@@ -249,7 +254,7 @@ def check_supported(parameters: dict[str, Any], output: str) -> None:
             )
 
 
-def raw(array: np.ndarray) -> bytes:
+def tensor_bytes(array: np.ndarray) -> bytes:
     """The array's bytes in the protocol's format: little-endian, in row order."""
     return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
 

@@ -9,7 +9,7 @@ import orjson
 
 from steppe.serve.endpoint import Endpoint
 from steppe.serve.http.seldon import REASONS
-from steppe.serve.messages.tensors import DTYPES, MOST_DIMENSIONS
+from steppe.serve.messages.tensors import DTYPES, MAX_DIMENSIONS
 
 
 def document(endpoint: Endpoint, version: str, needs_token: bool) -> dict[str, Any]:
@@ -29,7 +29,7 @@ def document(endpoint: Endpoint, version: str, needs_token: bool) -> dict[str, A
             "@datatypes": list(DTYPES),
             "@datatype": [observation.datatype],
             "@outputs": [each.name for each in metadata.outputs],
-            "@most_dimensions": MOST_DIMENSIONS,
+            "@most_dimensions": MAX_DIMENSIONS,
         },
     )
     for path, operations in filled["paths"].items():

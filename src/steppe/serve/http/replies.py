@@ -17,9 +17,9 @@ Headers = list[tuple[bytes, bytes]]
 JSON = (b"content-type", b"application/json")
 SHORT = 1 << 16
 """JSON of up to so many bytes is parsed without counting: its Python objects take at most forty times as many."""
-MOST_VALUES = 1 << 20
+MAX_VALUES = 1 << 20
 """Most numbers, texts, lists and objects in JSON: each takes up to a hundred bytes of memory."""
-MOST_FIELDS = 1 << 16
+MAX_FIELDS = 1 << 16
 """Most fields of objects in JSON: each takes more memory than a number."""
 
 
@@ -58,11 +58,13 @@ def answered(
     batcher: Batcher, question: Question, reply: Callable[[PolicyAnswer], HttpReply]
 ) -> HttpReply | Awaitable[HttpReply]:
     """Replies to a question, at once if possible, since an awaitable costs a turn of the event loop."""
+    return reply(batcher.answer(question)) if batcher.answers_at_once else _answered_later(batcher, question, reply)
 
-    async def later() -> HttpReply:
-        return reply(await batcher.ask(question))
 
-    return reply(batcher.answer(question)) if batcher.answers_at_once else later()
+async def _answered_later(
+    batcher: Batcher, question: Question, reply: Callable[[PolicyAnswer], HttpReply]
+) -> HttpReply:
+    return reply(await batcher.ask(question))
 
 
 def as_json(data: Any, status: int = 200, label: str = "") -> HttpReply:
@@ -78,7 +80,7 @@ def parsed(body: bytes) -> dict[str, Any]:
     try:
         data = orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        hint = "; NaN and Infinity are no numbers in JSON" if _has_no_number(body) else ""
+        hint = "; JSON has no NaN and no Infinity" if _has_no_number(body) else ""
         raise UserError(f"the request is not valid JSON: {error}{hint}") from None
     if type(data) is not dict:
         raise UserError("the request must be a JSON object")
@@ -99,13 +101,13 @@ def status_of(error: Exception) -> int:
 def _check_amount(body: bytes) -> None:
     """Counts values before parsing: 16 MB of empty lists would become 500 MB of objects."""
     # Each value but the first follows one of these; those inside of texts are counted too.
-    if body.count(b",") + body.count(b"[") + body.count(b"{") > MOST_VALUES:
+    if body.count(b",") + body.count(b"[") + body.count(b"{") > MAX_VALUES:
         raise UserError(
-            f"a request may have at most {MOST_VALUES} values in JSON; send fewer observations at once, or send "
+            f"a request may have at most {MAX_VALUES} values in JSON; send fewer observations at once, or send "
             "them as bytes"
         )
-    if body.count(b":") > MOST_FIELDS:
-        raise UserError(f"a request may have at most {MOST_FIELDS} fields in JSON")
+    if body.count(b":") > MAX_FIELDS:
+        raise UserError(f"a request may have at most {MAX_FIELDS} fields in JSON")
 
 
 def _has_no_number(body: bytes) -> bool:

@@ -24,10 +24,9 @@ BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1
 """Bucket bounds in seconds: policies answer within the first few, feedback waits for the disk."""
 RECENT = 4096
 """How many recent requests the page's latencies come from."""
-MOST_LINES = 100_000
+MAX_LINES = 100_000
 """Most lines of the access log that wait for the disk."""
 WRITE_SECONDS = 0.2
-_ANSWERED = ("infer", 200)
 
 
 class Observer:
@@ -60,7 +59,9 @@ class Observer:
     @property
     def answers(self) -> int:
         """How many questions were answered."""
-        return sum(count for (operation, _, status), count in self.requests.items() if (operation, status) == _ANSWERED)
+        return sum(
+            count for (operation, _, status), count in self.requests.items() if (operation, status) == ("infer", 200)
+        )
 
     def latency(self) -> dict[str, float | None]:
         """Quantiles of the last few thousand answers, in seconds."""
@@ -76,7 +77,7 @@ class AccessLog:
 
     def __init__(self, path: Path | str) -> None:
         """`-` is standard output."""
-        self.lines: deque[tuple[Any, ...]] = deque(maxlen=MOST_LINES)
+        self.lines: deque[tuple[Any, ...]] = deque(maxlen=MAX_LINES)
         self._file = _opened(str(path))
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="access log", daemon=True)

@@ -35,7 +35,7 @@ TOKEN_PATH = "/oauth/token"
 NO_TOKEN = "none-needed"
 """The token of an endpoint without one, since clients ask for a token first."""
 GRANT = "client_credentials"
-LONGEST_FORM = 4096
+MAX_FORM_BYTES = 4096
 """Most bytes in the form of POST /oauth/token."""
 
 
@@ -73,7 +73,7 @@ class SeldonHandlers:
     async def feedback(self, request: HttpRequest) -> HttpReply:
         """POST /api/v1.0/feedback: {request, response, reward, truth}."""
         receipt = await self._endpoint.feedback(dialect.feedback(parsed(request.body)))
-        return as_json({"meta": {"puid": receipt.id, "tags": dialect.receipted_tags(receipt)}}, label=receipt.policy)
+        return as_json({"meta": {"puid": receipt.id, "tags": dialect.receipt_tags(receipt)}}, label=receipt.policy)
 
     def _read(self, message: dict[str, Any]) -> tuple[Question, dict[str, Any], bool]:
         """(question, its tags, whether it came as `tensor`)."""
@@ -120,8 +120,8 @@ def basic_secret(authorization: bytes | None) -> bytes | None:
 
 def _grant_type(request: HttpRequest) -> str:
     """The form's grant type; the only supported one if it is missing, since some clients put it into the address."""
-    if len(request.body) > LONGEST_FORM:
-        raise UserError(f"the form may have at most {LONGEST_FORM} bytes")
+    if len(request.body) > MAX_FORM_BYTES:
+        raise UserError(f"the form may have at most {MAX_FORM_BYTES} bytes")
     try:
         fields = parse_qs(request.body.decode("latin-1"), max_num_fields=16)
     except ValueError:
@@ -138,7 +138,7 @@ def _reply(answer: PolicyAnswer, tags: dict[str, Any], is_tensor: bool) -> HttpR
         data["ndarray"] = table.tolist()
     meta = {
         "puid": answer.id,
-        "tags": dialect.answered_tags(answer, tags),
+        "tags": dialect.answer_tags(answer, tags),
         "routing": dict(answer.route),
         "requestPath": {answer.policy: answer.version},
         "metrics": [],

@@ -102,7 +102,7 @@ RECORDS: dict[str, type[Decision | NamedRequest | EpisodeEnd | ShadowDifference]
     "difference": ShadowDifference,
 }
 """Kind in a journal -> record type."""
-_KINDS = {record: kind for kind, record in RECORDS.items()}
+_KIND_OF = {record: kind for kind, record in RECORDS.items()}
 ANSWERED = "answered"
 """The kind of a record that only tells the path of a request."""
 FIRST_FIELD = 2
@@ -277,7 +277,7 @@ class Ledger(ABC):
 
 def line_of(number: int, record: Record, dumps: Callable[[Any], bytes]) -> bytes:
     """A record as one line of JSON: [number, kind, fields]."""
-    kind = _KINDS.get(type(record))  # type: ignore[arg-type]
+    kind = _KIND_OF.get(type(record))  # type: ignore[arg-type]
     return dumps((number, ANSWERED, record) if kind is None else (number, kind, *record))
 
 

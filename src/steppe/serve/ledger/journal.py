@@ -33,11 +33,11 @@ from steppe.serve.ledger._base import (
 log = logging.getLogger("steppe.serve")
 
 FORMAT = 1
-LONGEST_FILE = 4 << 20
+MAX_FILE_BYTES = 4 << 20
 """Bytes after which a new file begins; a file is deleted once all of it is in the ledger."""
 RETRY_SECONDS = 1.0
 """Seconds after a failure until a new file begins."""
-MOST_AT_ONCE = 5000
+MAX_AT_ONCE = 5000
 ENDING, REFUSED = ".journal", ".refused"
 
 
@@ -126,7 +126,7 @@ class Journal:
         self._count = number
         try:
             line += b"\n"
-            if self._file is None or self._size + len(line) > LONGEST_FILE:
+            if self._file is None or self._size + len(line) > MAX_FILE_BYTES:
                 self._next_file()
             assert self._file is not None
             written = os.write(self._file.descriptor, line)
@@ -197,8 +197,8 @@ def _write(ledger: Ledger, writer: str, lines: list[tuple[int, Record]]) -> int:
     """Writes the records that the ledger does not have yet; returns how many."""
     done = ledger.written_by(writer)
     rest = [(number, record) for number, record in lines if number > done]
-    for start in range(0, len(rest), MOST_AT_ONCE):
-        some = rest[start : start + MOST_AT_ONCE]
+    for start in range(0, len(rest), MAX_AT_ONCE):
+        some = rest[start : start + MAX_AT_ONCE]
         ledger.write(batch_of(some, writer))
     return len(rest)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from steppe.errors import StorageError, UserError
 from steppe.specs.loading.files import shown_path
 
-LONGEST = 2000
+MAX_BYTES = 2000
 
 
 class ServerLock:
@@ -50,7 +50,7 @@ class ServerLock:
 def _holder(descriptor: int) -> str:
     """The holder as written in the lock file, which may be incomplete."""
     try:
-        data = json.loads(os.pread(descriptor, LONGEST, 0))
+        data = json.loads(os.pread(descriptor, MAX_BYTES, 0))
         pid, address = int(data["pid"]), str(data["address"])
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return "another server"

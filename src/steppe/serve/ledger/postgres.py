@@ -34,7 +34,7 @@ class PostgresLedger(SqlLedger):
         try:
             psycopg.conninfo.conninfo_to_dict(url)
         except psycopg.ProgrammingError as error:
-            raise UserError(f"the ledger's URL cannot be understood: {' '.join(str(error).split())}") from None
+            raise UserError(f"the ledger's URL is invalid: {' '.join(str(error).split())}") from None
         # The rest of the URL may contain a password.
         self._shown = urlsplit(url).hostname or "this machine"
 

@@ -23,7 +23,7 @@ from steppe.serve.ledger._base import (
     RewardOutcome,
     line_of,
 )
-from steppe.serve.ledger.journal import MOST_AT_ONCE, Journals
+from steppe.serve.ledger.journal import MAX_AT_ONCE, Journals
 from steppe.serve.messages.exchange import Unavailable
 
 log = logging.getLogger("steppe.serve")
@@ -44,7 +44,7 @@ _PAUSES = (0.1, 0.2, 0.5, 1.0)
 class _PendingRequest(NamedTuple):
     """A caller that waits for the ledger."""
 
-    what: Reward | Callable[[Ledger], Any]
+    task: Reward | Callable[[Ledger], Any]
     """A reward to write with the batch, or a query to run after the batch is written."""
     future: asyncio.Future[Any]
 
@@ -54,7 +54,7 @@ class _PendingBatch:
     """A batch and the callers that wait for it."""
 
     batch: LedgerBatch
-    wishes: list[_PendingRequest] = field(default_factory=list)
+    requests: list[_PendingRequest] = field(default_factory=list)
 
 
 class LedgerWriter:
@@ -78,9 +78,9 @@ class LedgerWriter:
         self._journal = None if journals is None else journals.begin(self._name)
         self._lock = threading.Lock()
         """Guards the next three attributes."""
-        self._rounds = deque([_PendingBatch(LedgerBatch(self._name))])
+        self._batches = deque([_PendingBatch(LedgerBatch(self._name))])
         """The last one is still growing."""
-        self._kept: _PendingBatch | None = None
+        self._in_progress: _PendingBatch | None = None
         """The batch being written; after a failure the same one is tried again."""
         self._queued = 0
         self._is_awake = threading.Event()
@@ -114,26 +114,26 @@ class LedgerWriter:
         self._number = number = self._number + 1
         line = line_of(number, record, self._dumps)
         with self._lock:
-            self._gathering().batch.add(number, record, line)
+            self._growing().batch.add(number, record, line)
             self._queued += 1
         if self._journal is not None:
             self._journal.add(number, line)
 
     async def reward(self, reward: Reward) -> RewardOutcome:
         """Returns once a reward is on disk."""
-        return await self._wish(reward)
+        return await self._request(reward)
 
     async def find_episode(self, sequence: str) -> OpenEpisode | None:
         """An episode that another replica may have begun."""
-        return await self._wish(lambda ledger: ledger.find_episode(sequence))
+        return await self._request(lambda ledger: ledger.find_episode(sequence))
 
-    async def settle(self) -> None:
+    async def flush(self) -> None:
         """Returns once every earlier record is on disk."""
-        await self._wish(lambda ledger: None)
+        await self._request(lambda ledger: None)
 
     async def prune(self, before: float) -> int:
         """Forgets some decisions from before a time; returns how many, 0 if none is left."""
-        return await self._wish(lambda ledger: ledger.prune(before, time.time()))
+        return await self._request(lambda ledger: ledger.prune(before, time.time()))
 
     async def close(self) -> None:
         """Writes the rest, with one last attempt if the ledger is away, and ends the thread."""
@@ -144,25 +144,25 @@ class LedgerWriter:
             # A daemon thread cannot keep the process alive.
             log.error("the ledger does not answer; %d records may never be written down", self.queued)
 
-    async def _wish(self, what: Reward | Callable[[Ledger], Any]) -> Any:
+    async def _request(self, task: Reward | Callable[[Ledger], Any]) -> Any:
         if self._is_closing:
             raise Unavailable("the endpoint is closing; ask again when it is back")
         if (problem := self.problem) is not None:
             raise Unavailable(problem)
         if self._queued >= self._limit:
-            raise Unavailable("more rewards wait than can be written; send them again later")
+            raise Unavailable("too many rewards wait to be written; send them again later")
         future: asyncio.Future[Any] = self._loop.create_future()
         with self._lock:
-            self._gathering().wishes.append(_PendingRequest(what, future))
+            self._growing().requests.append(_PendingRequest(task, future))
             self._queued += 1
         self._is_awake.set()
         return await future
 
-    def _gathering(self) -> _PendingBatch:
+    def _growing(self) -> _PendingBatch:
         """The batch for the next record or request."""
-        last = self._rounds[-1]
-        if last.batch.size + len(last.wishes) >= MOST_AT_ONCE:
-            self._rounds.append(last := _PendingBatch(LedgerBatch(self._name)))
+        last = self._batches[-1]
+        if last.batch.size + len(last.requests) >= MAX_AT_ONCE:
+            self._batches.append(last := _PendingBatch(LedgerBatch(self._name)))
         return last
 
     def _run(self) -> None:
@@ -172,17 +172,17 @@ class LedgerWriter:
             is_last = self._is_closing
             self._is_awake.clear()
             # Records that arrive meanwhile wait for the next round: under constant traffic there would be no end.
-            left, done = len(self._rounds) + (self._kept is not None), True
+            left, done = len(self._batches) + (self._in_progress is not None), True
             while done and (left > 0 or (is_last and self._queued)):
-                done, left = self._round(), left - 1
+                done, left = self._write_next(), left - 1
             failures = 0 if done else failures + 1
             if is_last:
-                self._give_up()
+                self._finish()
                 return
 
-    def _give_up(self) -> None:
+    def _finish(self) -> None:
         """Closes the ledger and refuses what could not be written."""
-        wishes, lost = self._take_wishes(), self._queued
+        requests, lost = self._take_requests(), self._queued
         if lost:
             if self._journal is not None and not self._journal.missing:
                 log.error("%d records will be written into the ledger at the next start: %s", lost, self._problem)
@@ -191,37 +191,37 @@ class LedgerWriter:
                 log.error("%d records were never written down: %s", lost, self._problem)
         if self._journal is not None:
             self._journal.close(self._written)
-        self._answer(wishes, [Unavailable(self._problem or "the endpoint is closed")] * len(wishes), None)
+        self._answer(requests, [Unavailable(self._problem or "the endpoint is closed")] * len(requests), None)
         self._ledger.close()
 
-    def _round(self) -> bool:
+    def _write_next(self) -> bool:
         """Writes one batch; False if the ledger is away."""
         taken = self._take()
-        batch, wishes = taken.batch, [wish for wish in taken.wishes if not wish.future.done()]
+        batch, requests = taken.batch, [request for request in taken.requests if not request.future.done()]
         must_refresh = self._problem is not None or (
             self._ledger.is_shared and time.monotonic() - self._refreshed > REFRESH_SECONDS
         )
-        if not batch.size and not wishes and not must_refresh:
-            self._done(taken)
+        if not batch.size and not requests and not must_refresh:
+            self._forget(taken)
             return True
         results: list[Any]
         self._began = time.monotonic()
         try:
-            results, arms = self._write(batch, wishes)
+            results, arms = self._write(batch, requests)
         except LedgerAway as error:
             if self._problem is None:
                 log.error("%s; rewards are refused until it can", error)
             self._problem = f"{error}; rewards are refused until it can"
             # Requests that arrived during the attempt are refused too, since nothing else takes them out of the queue
             # before the ledger is back. Refused here and not in the event loop: by then the ledger may be back.
-            wishes = self._take_wishes()
-            self._answer(wishes, [Unavailable(self._problem)] * len(wishes), None)
+            requests = self._take_requests()
+            self._answer(requests, [Unavailable(self._problem)] * len(requests), None)
             return False
         except Exception as error:
             # No known cause; a batch that cannot be written must not block the following ones.
             log.exception("the ledger refused %d records", batch.size)
             self.dropped += batch.size
-            results, arms = [Unavailable(f"the ledger refused this: {error}")] * len(wishes), None
+            results, arms = [Unavailable(f"the ledger refused this: {error}")] * len(requests), None
         else:
             if self._problem is not None:
                 log.warning("the ledger is back; %d records that had waited are written", batch.size)
@@ -229,53 +229,57 @@ class LedgerWriter:
         finally:
             self._began = None
         self._written = max(self._written, batch.number)
-        self._done(taken)
+        self._forget(taken)
         if self._journal is not None:
             self._journal.written(self._written)
         self._refreshed = time.monotonic()
-        self._answer(wishes, results, arms)
+        self._answer(requests, results, arms)
         return True
 
     def _take(self) -> _PendingBatch:
         """The next batch to write; after a failure the same one, since it may have been written."""
         with self._lock:
-            if self._kept is None:
-                self._kept = self._rounds.popleft()
-                if not self._rounds:
-                    self._rounds.append(_PendingBatch(LedgerBatch(self._name)))
-            return self._kept
+            if self._in_progress is None:
+                self._in_progress = self._batches.popleft()
+                if not self._batches:
+                    self._batches.append(_PendingBatch(LedgerBatch(self._name)))
+            return self._in_progress
 
-    def _done(self, taken: _PendingBatch) -> None:
+    def _forget(self, taken: _PendingBatch) -> None:
         """Forgets a batch that needs no more writing."""
         with self._lock:
-            self._kept = None
-            self._queued -= taken.batch.size + len(taken.wishes)
+            self._in_progress = None
+            self._queued -= taken.batch.size + len(taken.requests)
 
-    def _take_wishes(self) -> list[_PendingRequest]:
+    def _take_requests(self) -> list[_PendingRequest]:
         """Takes all requests out of the queue."""
         with self._lock:
-            rounds = [*([] if self._kept is None else [self._kept]), *self._rounds]
-            wishes = [wish for each in rounds for wish in each.wishes]
+            rounds = [*([] if self._in_progress is None else [self._in_progress]), *self._batches]
+            requests = [request for each in rounds for request in each.requests]
             for each in rounds:
-                each.wishes = []
-            self._queued -= len(wishes)
-        return wishes
+                each.requests = []
+            self._queued -= len(requests)
+        return requests
 
-    def _write(self, batch: LedgerBatch, wishes: list[_PendingRequest]) -> tuple[list[Any], Arms]:
-        batch.rewards = [wish.what for wish in wishes if isinstance(wish.what, Reward)]
+    def _write(self, batch: LedgerBatch, requests: list[_PendingRequest]) -> tuple[list[Any], Arms]:
+        batch.rewards = [request.task for request in requests if isinstance(request.task, Reward)]
         written = self._ledger.write(batch)
         outcomes = iter(written.outcomes)
-        results = [next(outcomes) if isinstance(wish.what, Reward) else wish.what(self._ledger) for wish in wishes]
+        results = [
+            next(outcomes) if isinstance(request.task, Reward) else request.task(self._ledger) for request in requests
+        ]
         return results, written.arms
 
-    def _answer(self, wishes: list[_PendingRequest], results: list[Any], arms: Arms | None) -> None:
+    def _answer(self, requests: list[_PendingRequest], results: list[Any], arms: Arms | None) -> None:
         def answer() -> None:
             if arms is not None:
                 self._learned(arms)
-            for wish, result in zip(wishes, results, strict=True):
+            for request, result in zip(requests, results, strict=True):
                 # The caller may have given up meanwhile.
-                if not wish.future.done():
-                    (wish.future.set_exception if isinstance(result, Exception) else wish.future.set_result)(result)
+                if not request.future.done():
+                    (request.future.set_exception if isinstance(result, Exception) else request.future.set_result)(
+                        result
+                    )
 
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(answer)

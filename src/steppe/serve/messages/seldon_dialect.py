@@ -45,12 +45,12 @@ def feedback(message: dict[str, Any]) -> Feedback:
     return feedback_of(tags, reward_field(message, 0.0), id, message.get("truth"))
 
 
-def answered_tags(answer: PolicyAnswer, tags: dict[str, Any]) -> dict[str, Any]:
+def answer_tags(answer: PolicyAnswer, tags: dict[str, Any]) -> dict[str, Any]:
     """The tags of an answer: the question's own, and who answered."""
     return tags | {"policy": answer.policy, "version": answer.version, "propensity": answer.propensity}
 
 
-def receipted_tags(receipt: Receipt) -> dict[str, Any]:
+def receipt_tags(receipt: Receipt) -> dict[str, Any]:
     """The tags of a reward's receipt."""
     return {"applied": receipt.applied, "policy": receipt.policy}
 

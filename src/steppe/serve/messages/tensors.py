@@ -27,10 +27,10 @@ DTYPES = {
 """The protocol's names of types; its bytes are little-endian."""
 _SAME = {"INT64": ("longlong",), "UINT64": ("ulonglong",)}
 """NumPy's other names for the same types."""
-WORDS = {np.dtype(word).char: name for name, dtype in DTYPES.items() for word in (dtype, *_SAME.get(name, ()))}
-MOST_DIMENSIONS = 16
+DATATYPES = {np.dtype(word).char: name for name, dtype in DTYPES.items() for word in (dtype, *_SAME.get(name, ()))}
+MAX_DIMENSIONS = 16
 """NumPy allows more, but no observation needs them."""
-FEW = 64
+MAX_FAST = 64
 """Up to so many numbers, plain Python is faster than NumPy."""
 LARGEST = 3e38
 """A little less than the largest float32."""
@@ -63,8 +63,8 @@ def flattened(values: Any, what: str, wanted: str = "numbers") -> tuple[list[Any
         raise UserError(f"{what} must be a list of numbers")
     sizes = [len(values)]
     while list in (types := _types(values)):
-        if len(sizes) == MOST_DIMENSIONS:
-            raise UserError(f"{what} must be lists that are nested at most {MOST_DIMENSIONS} deep")
+        if len(sizes) == MAX_DIMENSIONS:
+            raise UserError(f"{what} must be lists that are nested at most {MAX_DIMENSIONS} deep")
         if len(types) > 1 or len(lengths := set(map(len, values))) > 1:
             raise UserError(f"{what} must be numbers in rows of the same length")
         sizes.append(lengths.pop())
@@ -84,7 +84,7 @@ def as_array(numbers: list[Any], what: str) -> np.ndarray:
         raise UserError(f"{what} must be numbers that 64 bits can hold") from None
 
 
-def one_small(values: Any, shape: Any, datatype: Any) -> np.ndarray | None:
+def small_vector(values: Any, shape: Any, datatype: Any) -> np.ndarray | None:
     """A single small observation [1, n] of finite float32 numbers; None for anything else.
 
     The fast path of nearly all questions: one NumPy call, since the first call of each NumPy function after a pause is
@@ -93,7 +93,7 @@ def one_small(values: Any, shape: Any, datatype: Any) -> np.ndarray | None:
     if (
         datatype == "FP32"
         and type(values) is list
-        and 0 < len(values) <= FEW
+        and 0 < len(values) <= MAX_FAST
         and shape == [1, len(values)]
         and _NUMBERS.issuperset(map(type, values))
         and math.hypot(*values) < LARGEST
@@ -119,15 +119,15 @@ def dtype_of(datatype: Any, name: str) -> np.dtype:
     return dtype
 
 
-def word_of(dtype: np.dtype) -> str:
+def datatype_of(dtype: np.dtype) -> str:
     """The protocol's name for NumPy's type."""
-    return WORDS[dtype.char]
+    return DATATYPES[dtype.char]
 
 
 def shape_of(shape: Any, name: str) -> tuple[int, ...]:
     """A shape that a client wrote; UserError unless it is a list of positive whole numbers."""
-    if not isinstance(shape, list) or len(shape) > MOST_DIMENSIONS:
-        raise UserError(f'the shape of "{name}" must be a list of at most {MOST_DIMENSIONS} whole numbers')
+    if not isinstance(shape, list) or len(shape) > MAX_DIMENSIONS:
+        raise UserError(f'the shape of "{name}" must be a list of at most {MAX_DIMENSIONS} whole numbers')
     for size in shape:
         # Without zeros, a shape that fits the data is never larger than the data.
         if type(size) is not int or not 0 <= size <= 1 << 40:

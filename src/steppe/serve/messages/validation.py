@@ -14,26 +14,26 @@ from steppe.serve.messages.exchange import Feedback, NotFound, Question
 from steppe.serve.routing.episodes import OpenEpisodes, RoutedEpisode
 from steppe.serve.routing.graph import Leaf, Node
 
-LONGEST_ID = 200
+MAX_ID_LENGTH = 200
 LARGEST_REWARD = 1e9
 """A larger one is a mistake or an attack: a single reward of 1e100 would decide a router's choices for ever."""
-LONGEST_TRUTH = 1 << 16
+MAX_TRUTH_LENGTH = 1 << 16
 """Most characters of JSON in a reward's "truth", which waits in memory until it is written."""
-MOST_DEPTH = 64
+MAX_DEPTH = 64
 """Deepest nesting of lists and objects that are only passed on."""
 
 
 def check_id(value: str | None, what: str) -> None:
     """Refuses names that a database cannot hold, before they reach its queue."""
-    if value is not None and not (0 < len(value) <= LONGEST_ID and value.isprintable()):
-        raise UserError(f"{what} must have 1 to {LONGEST_ID} characters that can be printed")
+    if value is not None and not (0 < len(value) <= MAX_ID_LENGTH and value.isprintable()):
+        raise UserError(f"{what} must have 1 to {MAX_ID_LENGTH} characters that can be printed")
 
 
 def check_same(question: Question, episode: RoutedEpisode, node: Node) -> None:
     """Refuses a question that asks another model or version than its episode began with."""
     if episode.path.start != node.name or question.version not in (None, episode.version.name):
         raise UserError(
-            f'episode "{episode.sequence}" was begun with "{episode.path.start}" and is played by '
+            f'episode "{episode.sequence}" began with "{episode.path.start}" and is played by '
             f'"{episode.path.leaf.name}" at version {episode.version.name}; ask for the same, or begin another episode'
         )
 
@@ -71,19 +71,19 @@ def reward_of(feedback: Feedback, episodes: OpenEpisodes) -> Reward:
 def check_depth(value: Any, what: str) -> None:
     """Refuses lists and objects that are nested too deep to be written again."""
     level = [value]
-    for _ in range(MOST_DEPTH):
+    for _ in range(MAX_DEPTH):
         inner = [each.values() if type(each) is dict else each for each in level if type(each) in (dict, list)]
         level = list(chain.from_iterable(inner))
         if not level:
             return
-    raise UserError(f"{what} may be nested at most {MOST_DEPTH} deep")
+    raise UserError(f"{what} may be nested at most {MAX_DEPTH} deep")
 
 
 def _truth(value: Any) -> str:
     check_depth(value, '"truth"')
     text = json.dumps(value)
-    if len(text) > LONGEST_TRUTH:
-        raise UserError(f'"truth" may have at most {LONGEST_TRUTH} characters as JSON, not {len(text)}')
+    if len(text) > MAX_TRUTH_LENGTH:
+        raise UserError(f'"truth" may have at most {MAX_TRUTH_LENGTH} characters as JSON, not {len(text)}')
     return text
 
 

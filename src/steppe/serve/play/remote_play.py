@@ -92,19 +92,19 @@ def play(
     """Plays all episodes, or until Ctrl-C; writes a record of each to metrics.jsonl in `folder`."""
     with storing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    crew = _RunnerPool(plan, protocol, access, tell)
+    pool = _RunnerPool(plan, protocol, access, tell)
     with MetricsWriter(folder) as metrics:
         # Drawn before the runners start, since they would take the processor from the display.
-        scores = _play(crew, metrics, PlayScores(plan.episodes), show)
-    return PlayResult(scores, crew.described, scores.episodes < plan.episodes, crew.patience.tries, crew.uncounted)
+        scores = _play(pool, metrics, PlayScores(plan.episodes), show)
+    return PlayResult(scores, pool.described, scores.episodes < plan.episodes, pool.patience.tries, pool.uncounted)
 
 
 def _play(
-    crew: _RunnerPool, metrics: MetricsWriter, scores: PlayScores, show: Callable[[PlayScores], None]
+    pool: _RunnerPool, metrics: MetricsWriter, scores: PlayScores, show: Callable[[PlayScores], None]
 ) -> PlayScores:
     """Plays until the last runner has ended."""
-    with crew, _heeding_ctrl_c(crew.stop):
-        for event in crew.events():
+    with pool, _stopping_on_ctrl_c(pool.stop):
+        for event in pool.events():
             if isinstance(event, PlayedEpisode):
                 metrics.write(scores.add(event))
             elif isinstance(event, _AbandonedEpisode):
@@ -114,18 +114,18 @@ def _play(
 
 
 @contextlib.contextmanager
-def _heeding_ctrl_c(stop: Callable[[], None]) -> Iterator[None]:
+def _stopping_on_ctrl_c(stop: Callable[[], None]) -> Iterator[None]:
     """The first Ctrl-C calls `stop`, so that no write is cut off; the second acts as usual."""
     was_pressed = False
 
-    def heed(number: int, frame: Any) -> None:
+    def handle(number: int, frame: Any) -> None:
         nonlocal was_pressed
         if was_pressed:
             raise KeyboardInterrupt
         was_pressed = True
         stop()
 
-    with handling(heed, signal.SIGINT):
+    with handling(handle, signal.SIGINT):
         yield
 
 
@@ -145,7 +145,7 @@ class _RunnerPool:
         self._tell = tell
         self.patience = EndpointRetries(access, plan.patience, self._stop, tell)
         self.uncounted = 0
-        self.described = self._look()
+        self.described = self._check_endpoint()
         self._threads = [
             threading.Thread(target=self._run, args=(i,), name=f"runner {i}", daemon=True)
             for i in range(min(plan.runners, plan.episodes))
@@ -185,7 +185,7 @@ class _RunnerPool:
             else:
                 yield event
 
-    def _look(self) -> ModelDescription:
+    def _check_endpoint(self) -> ModelDescription:
         """Checks, before anything is played, that endpoint and environment fit together."""
         if self._plan.render:
             _check_window(self._plan.environment)
@@ -202,7 +202,8 @@ class _RunnerPool:
                 )
             if env.max_episode_steps is None:
                 raise UserError(
-                    f"episodes of {self._plan.environment.id} have no end; give one by --max-timesteps-per-episode"
+                    f"episodes of {self._plan.environment.id} have no time limit; set one by "
+                    "--max-timesteps-per-episode"
                 )
         return described
 
@@ -265,7 +266,7 @@ class _Runner:
             self._observations = step.observations
             self._tell(answer, sequence, reward, score, is_over, length)
             if is_over:
-                return self._ended(answer, score, length, latencies)
+                return self._played_episode(answer, score, length, latencies)
 
     def _actions(self, answer: PolicyAnswer) -> np.ndarray:
         """The actions [1, ...] as the environment takes them; choices become whole numbers."""
@@ -291,7 +292,7 @@ class _Runner:
             return
         self._client.feedback(feedback)
 
-    def _ended(self, answer: PolicyAnswer, score: float, length: int, latencies: list[float]) -> PlayedEpisode:
+    def _played_episode(self, answer: PolicyAnswer, score: float, length: int, latencies: list[float]) -> PlayedEpisode:
         route = "/".join(f"{name}={branch}" for name, branch in answer.route)
         propensity = answer.propensity if np.isfinite(answer.propensity) else None
         labels = (route or answer.policy, answer.policy, answer.version, propensity)

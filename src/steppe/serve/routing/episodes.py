@@ -66,14 +66,14 @@ class OpenEpisodes:
         episode = self._episodes.get(question.sequence_id)
         if episode is None or episode.last is None or episode.last[0][0] != question.id:
             return None
-        if episode.last[0] != _mark(question):
+        if episode.last[0] != _fingerprint(question):
             return None
         self.touch(episode)
         return episode.last[1]
 
     def remember(self, episode: RoutedEpisode, question: Question, answer: PolicyAnswer) -> None:
         """Keeps the last answer, in case its question comes again."""
-        episode.last = None if question.id is None else (_mark(question), _by_itself(answer))
+        episode.last = None if question.id is None else (_fingerprint(question), _without_batch(answer))
 
     def touch(self, episode: RoutedEpisode) -> list[RoutedEpisode]:
         """Notes a question of an episode, opening it if it is new; returns the episodes that expired to make room."""
@@ -92,13 +92,12 @@ class OpenEpisodes:
         self.expired += len(gone)
         return gone
 
-    def close(self, sequence: str, key: str) -> RoutedEpisode | None:
+    def close(self, sequence: str, key: str) -> None:
         """Forgets the episode, unless its name belongs to another one by now."""
         episode = self._episodes.get(sequence)
-        if episode is None or episode.key != key:
-            return None
-        self.bytes -= episode.size
-        return self._episodes.pop(sequence)
+        if episode is not None and episode.key == key:
+            self.bytes -= episode.size
+            del self._episodes[sequence]
 
     def expire(self) -> list[RoutedEpisode]:
         """Forgets and returns episodes that have been silent for too long."""
@@ -125,7 +124,7 @@ def _size(episode: RoutedEpisode) -> int:
     return size
 
 
-def _by_itself(answer: PolicyAnswer) -> PolicyAnswer:
+def _without_batch(answer: PolicyAnswer) -> PolicyAnswer:
     """The answer without the arrays of the whole batch, of which its own may be views."""
     arrays = [each for each in (answer.actions, answer.outputs) if each is not None]
     if all(each.base is None or each.base.nbytes <= SMALL_BASE for each in arrays):
@@ -134,7 +133,7 @@ def _by_itself(answer: PolicyAnswer) -> PolicyAnswer:
     return replace(answer, actions=answer.actions.copy(), outputs=outputs)
 
 
-def _mark(question: Question) -> tuple[Any, ...]:
+def _fingerprint(question: Question) -> tuple[Any, ...]:
     """A fingerprint of a question; its id alone is not enough, as some clients give all the same."""
     # A hash instead of the observations, since thousands of episodes may be open.
     observations = question.observations
