@@ -307,7 +307,7 @@ def test_a_silent_game_times_out(start: Callable[..., Game]) -> None:
     game, done = start(), threading.Event()
     game.intrude = lambda sock, message: message["cmd"] == "reset" and done.wait(30)
     env = UE4(game.address, timeout=30)
-    env._line._timeout = 0.05
+    env._connection._timeout = 0.05
     with pytest.raises(GameError, match=f'game at {game.address} did not answer "reset" within 0.05 s'):
         env.reset()
     done.set()
