@@ -45,7 +45,7 @@ def test_a_full_disk_gets_a_notice_before_the_training(tmp_path: Path) -> None:
     assert sentence.endswith("free: make room, or give a smaller agent.memory.capacity")
 
 
-def test_the_log_shows_the_size_of_a_large_checkpoint(
+def test_the_size_of_a_large_checkpoint_is_logged_and_announced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(checkpoint_size, "LARGE", 1)

@@ -73,7 +73,7 @@ def test_warnings_that_python_would_print_are_still_printed():
     assert answer.stdout == "['the learner is gone', 'not printed']\n"
 
 
-def test_other_handlers_still_get_their_records(capsys):
+def test_only_output_inside_the_context_is_captured(capsys):
     with LogCapture():
         print("inside")
     print("outside")

@@ -77,9 +77,9 @@ def make_engine(spec: ExperimentSpec) -> Engine:
     from steppe.runners.compilation import prepare_jax
     from steppe.runners.engines.asynchronous.learner.core_factory import check_agent, make_core
     from steppe.runners.engines.asynchronous.learner.engine import AsyncEngine
-    from steppe.runners.engines.asynchronous.learner.open_server import server_opener
     from steppe.runners.engines.asynchronous.learner.pod_pool import PodWorkerPool, in_pods
     from steppe.runners.engines.asynchronous.learner.worker_pool import RayWorkerPool
+    from steppe.runners.engines.asynchronous.learner.worker_server import server_opener
     from steppe.runners.setup import num_envs_of, xla_threads_of
 
     prepare_jax(xla_threads=xla_threads_of(spec))

@@ -20,10 +20,9 @@ from steppe.records.checkpoints import Checkpoint
 from steppe.runners._base import Progress, RunOutcome
 from steppe.runners.engines.asynchronous.cores._base import Core
 from steppe.runners.engines.asynchronous.learner.engine import AsyncEngine
-from steppe.runners.engines.asynchronous.learner.open_server import open_server
 from steppe.runners.engines.asynchronous.learner.progress_lines import ProgressLines
 from steppe.runners.engines.asynchronous.learner.worker_pool import UnmanagedPool
-from steppe.runners.engines.asynchronous.learner.worker_server import WorkerServer
+from steppe.runners.engines.asynchronous.learner.worker_server import WorkerServer, open_server
 from steppe.runners.engines.asynchronous.wire.access import LearnerAccess, access_from
 from steppe.runners.engines.asynchronous.wire.board import Spaces
 from steppe.runners.engines.asynchronous.wire.task import LONGEST_EPISODE, TIMESTEPS, Task
