@@ -166,7 +166,7 @@ def test_a_users_policy_cannot_overwrite_the_runs_own_metrics(tmp_path, name):
 
 def test_the_docs_list_the_reserved_metric_names():
     page = (Path(__file__).parents[5] / "docs" / "run-modes" / "async.md").read_text()
-    sentence = page.partition("`learn` may call its metrics anything but")[2].partition(".\n")[0]
+    sentence = page.partition("`learn` may give its metrics any names but")[2].partition(".\n")[0]
     assert set(re.findall(r"`(\w+)`", sentence)) == RESERVED
 
 
