@@ -14,7 +14,7 @@ from steppe.runners.engines.distributed.moments import NormalizerMoments, moment
 from steppe.runners.engines.distributed.parameter_server import ParameterServer, Push, fresh_state
 from steppe.runners.engines.distributed.plan import borders_of, shard_config
 from steppe.runners.engines.distributed.rollout_learner import CompiledRolloutLearner, HostRolloutLearner, StartingPoint
-from steppe.runners.engines.distributed.shards import shared_out
+from steppe.runners.engines.distributed.shards import split_state
 from steppe.runners.engines.learning import begin
 from steppe.runners.setup import make_engine
 
@@ -67,7 +67,7 @@ class Shared:
         whole = fresh_state(np.array(state.params), np.array(state.target), 0, seen)
         self.servers = []
         for each, start, stop in zip(
-            shared_out(whole, self.borders, self.parts), self.borders, self.borders[1:], strict=False
+            split_state(whole, self.borders, self.parts), self.borders, self.borders[1:], strict=False
         ):
             self.servers.append(ParameterServer(shard_config(spec, agent, self.parts, start, stop)))
             self.servers[-1].restore(each)

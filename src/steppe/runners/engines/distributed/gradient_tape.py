@@ -49,7 +49,7 @@ class OptimizerRange:
     start: int
     stop: int
     optimizer: OptimizerSpec
-    """As `Rule` takes it."""
+    """Elementwise, or a clipped_step of one that is."""
     rate: Schedule
 
 

@@ -25,9 +25,9 @@ SPARE_DEATHS = 10
 log = logging.getLogger(__name__)
 
 
-def in_pods(wishes: AsyncSpec) -> AsyncSpec:
+def in_pods(options: AsyncSpec) -> AsyncSpec:
     """The settings with the address at which other Pods look for a learner."""
-    return wishes.model_copy(update={"address": f"0.0.0.0:{LEARNER_PORT}"})
+    return options.model_copy(update={"address": f"0.0.0.0:{LEARNER_PORT}"})
 
 
 class PodWorkerPool(ManagedPool):

@@ -94,27 +94,27 @@ class WorkerServer:
         self._sessions = {each: its for each, its in self._sessions.items() if its.is_alive()} | {session: thread}
 
 
-def server_opener(wishes: AsyncSpec) -> Callable[[str], tuple[WorkerServer, LearnerAccess]]:
+def server_opener(options: AsyncSpec) -> Callable[[str], tuple[WorkerServer, LearnerAccess]]:
     """Returns a function that opens the server at a host, or at `asynchronous.address` if that is given.
 
     Without a token of the user's a random one is made, for the workers that the run starts itself.
     """
 
     def opened(host: str) -> tuple[WorkerServer, LearnerAccess]:
-        access = access_from(wishes.token_file, wishes.tls_cert, wishes.tls_key)
+        access = access_from(options.token_file, options.tls_cert, options.tls_key)
         port = 0
-        if wishes.address is not None:
-            host, port = split_address(wishes.address)
+        if options.address is not None:
+            host, port = split_address(options.address)
         access = access if access.token is not None else replace(access, token=secrets.token_hex(32))
-        return open_server(wishes, host, port, access), access
+        return open_server(options, host, port, access), access
 
     return opened
 
 
-def open_server(wishes: AsyncSpec, host: str, port: int, access: LearnerAccess) -> WorkerServer:
+def open_server(options: AsyncSpec, host: str, port: int, access: LearnerAccess) -> WorkerServer:
     """A server that listens at (host, port)."""
-    inbox = Inbox(wishes.queue_size, wishes.patience)
-    return WorkerServer(host, port, access, inbox, Membership(), wishes.worker_timeout)
+    inbox = Inbox(options.queue_size, options.patience)
+    return WorkerServer(host, port, access, inbox, Membership(), options.worker_timeout)
 
 
 def _join(sessions: dict[WorkSession, threading.Thread], seconds: float) -> None:
