@@ -46,7 +46,7 @@ def test_several_environments_stop_together_and_unfinished_episodes_go_on(episod
     assert ended >= 3
     # The last row is cut where it did not end, so that its successor's value counts and nothing flows across.
     assert (trajectory.terminated | trajectory.truncated)[steps - 1].all()
-    assert (engine._collector._episode_lengths > 0).any()
+    assert (engine._collector._lengths > 0).any()
 
 
 def test_a_padded_rollout_teaches_the_same_as_the_short_one(episodic):

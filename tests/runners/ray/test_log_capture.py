@@ -62,11 +62,11 @@ def test_warnings_that_python_would_print_are_still_printed():
     program = (
         "import logging\n"
         "from steppe.runners.ray.log_capture import LogCapture\n"
-        "listening = LogCapture(passes_on=True)\n"
-        "with listening:\n"
+        "capture = LogCapture(passes_on=True)\n"
+        "with capture:\n"
         "    logging.getLogger('steppe').warning('the learner is gone')\n"
         "    logging.getLogger('steppe').info('not printed')\n"
-        "print([line for _, line in listening.heard()])\n"
+        "print([line for _, line in capture.take_lines()])\n"
     )
     answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert answer.stderr == "the learner is gone\n"
