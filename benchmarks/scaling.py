@@ -135,7 +135,7 @@ def core_of(observation: Space, action: Space, fields: dict[str, Any]) -> Any:
 
 def silence(workers: int, seconds: float) -> Run:
     """Workers that have joined and send nothing; memory is that of both ends of a connection."""
-    from steppe.runners.engines.asynchronous.learner.open_server import open_server
+    from steppe.runners.engines.asynchronous.learner.worker_server import open_server
     from steppe.runners.engines.asynchronous.wire.access import LearnerAccess
     from steppe.runners.engines.asynchronous.wire.task import Task
     from steppe.runners.engines.asynchronous.worker.connection import LearnerAddress, LearnerConnection

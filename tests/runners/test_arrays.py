@@ -42,7 +42,7 @@ def example(seed=0):
     )
 
 
-def test_names_say_where_each_array_belongs():
+def test_array_names_are_the_paths_in_the_tree():
     arrays = to_arrays(example())
     assert set(arrays) == {
         "inner/numbers",
@@ -66,7 +66,7 @@ def test_a_state_comes_back_bit_for_bit():
         assert again[name].dtype == array.dtype
 
 
-def test_random_keys_go_on_where_they_were():
+def test_random_keys_continue_exactly():
     state = example(seed=3)
     restored = from_arrays(example(seed=0), to_arrays(state))
     assert jax.random.uniform(restored.key) == jax.random.uniform(state.key)

@@ -17,7 +17,7 @@ def _shown(folder, spec, **keywords):
     return outcome, shown
 
 
-def test_the_speed_of_the_first_chunk_is_not_told_since_it_includes_the_compilation(tmp_path):
+def test_the_speed_of_the_first_chunk_is_not_shown_since_it_includes_compilation(tmp_path):
     _, shown = _shown(tmp_path, experiment(total_timesteps=64 * 20, summary_frequency="64t"))
     speeds = [progress.steps_per_second for progress in shown if progress.phase == "training"]
     assert speeds[0] == 0.0
@@ -45,7 +45,7 @@ def test_a_run_compiles_after_its_first_checkpoint_and_says_so(tmp_path):
     ("video", "request_", "phase"),
     [(True, None, "filming"), (False, None, "exporting"), (True, "pause", "exporting")],
 )
-def test_a_film_is_announced_where_there_is_one(tmp_path, monkeypatch, video, request_, phase):
+def test_a_video_is_announced_only_if_one_is_made(tmp_path, monkeypatch, video, request_, phase):
     made = []
     monkeypatch.setattr(artifacts, "_leave_video", lambda *_: made.append("film"))
     _, shown = _shown(tmp_path, experiment(total_timesteps=64, video=video), request=lambda: request_)

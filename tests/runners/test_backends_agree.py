@@ -37,7 +37,7 @@ def test_a_greedy_evaluation_acts_as_the_saved_policy_does(engine_for):
     assert noisy.evaluate(20, True, 3) == quiet.evaluate(20, True, 3)
 
 
-def test_what_follows_a_resume_does_not_follow_from_the_newest_timesteps(engine_for):
+def test_timesteps_after_a_resume_do_not_continue_saved_episodes(engine_for):
     agent = {**TINY_DQN, "n_step": 3}
     engine, again = (engine_for(cartpole("gymnasium"), agent, num_envs=1) for _ in range(2))
     engine.advance(4, 0, ChunkLimits())
@@ -49,7 +49,7 @@ def test_what_follows_a_resume_does_not_follow_from_the_newest_timesteps(engine_
     assert np.asarray(memory.timesteps.truncated[newest]).all()
 
 
-def test_timesteps_beyond_what_a_program_counts_are_no_trouble(engine_for):
+def test_timesteps_beyond_the_range_of_a_program_are_allowed(engine_for):
     layers = [{"type": "conv1d", "size": 4, "window": 2}, {"type": "flatten"}]
     agent = {**TINY_DQN, "states_preprocessing": [{"type": "expand_dims", "axis": -1}]}
     engine = engine_for(cartpole("gymnasium"), agent, network=layers)

@@ -27,25 +27,25 @@ def told(folder: Path, agent: dict[str, Any], **fields: Any) -> list[str]:
         engine.close()
 
 
-def test_a_large_memory_is_told_with_the_number_of_checkpoints(tmp_path: Path) -> None:
+def test_a_large_memory_gets_a_notice_with_the_number_of_checkpoints(tmp_path: Path) -> None:
     assert told(tmp_path, {}, total_timesteps=10_000_000)[0].startswith(
         "a checkpoint takes up to 884 MB, most of it the replay memory when it is full (agent.memory.capacity); 3 are"
     )
 
 
-def test_only_what_the_run_fills_counts(tmp_path: Path) -> None:
+def test_only_the_part_of_the_memory_that_the_run_fills_counts(tmp_path: Path) -> None:
     assert "up to 442 MB" in told(tmp_path, {}, total_timesteps=50_000)[0]
     assert told(tmp_path, {}, total_timesteps=5_000) == []
 
 
-def test_a_disk_without_room_is_told_before_the_training(tmp_path: Path) -> None:
+def test_a_full_disk_gets_a_notice_before_the_training(tmp_path: Path) -> None:
     sentence, *more = told(tmp_path, {"memory": {"capacity": 10**10}}, total_timesteps=10**11)
     assert more == []
     assert f", but {tmp_path} has only " in sentence
     assert sentence.endswith("free: make room, or give a smaller agent.memory.capacity")
 
 
-def test_the_log_tells_the_size_of_a_large_checkpoint_and_the_summary_what_is_to_come(
+def test_the_size_of_a_large_checkpoint_is_logged_and_announced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(checkpoint_size, "LARGE", 1)

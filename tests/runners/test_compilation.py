@@ -58,7 +58,7 @@ def test_a_cache_folder_that_cannot_be_made_is_only_a_pity(tmp_path):
     assert "not kept" in finished.stderr
 
 
-def test_what_is_compiled_for_few_rows_has_plain_products():
+def test_programs_for_few_rows_have_plain_products():
     rows, matrix = jax.numpy.ones((8, 64)), jax.numpy.ones((64, 64))
     program = jit_for_few(lambda rows, matrix: jax.numpy.tanh(rows @ matrix))
     assert program(rows, matrix).shape == (8, 64)
@@ -75,7 +75,7 @@ print(['outer_dimension_partitions":["2"]' in program.as_text() for program in p
 """
 
 
-def test_what_is_compiled_for_learning_cuts_no_loop_between_threads():
+def test_programs_for_learning_divide_no_loop_between_threads():
     """XLA cuts this one for two threads by itself; learning is full of small ones."""
     finished = subprocess.run(
         [sys.executable, "-c", LOOPS],
@@ -96,7 +96,7 @@ def test_an_option_that_xla_does_not_know_is_left_out(monkeypatch, name, jit):
     assert jit(lambda number: number + 1)(1) == 2
 
 
-def test_what_is_compiled_for_threads_computes_the_same():
+def test_programs_for_threads_compute_the_same():
     rows, matrix = jax.numpy.arange(512.0).reshape(8, 64) / 512, jax.numpy.eye(64) + 0.5
     results = [jit(lambda rows, matrix: rows @ matrix)(rows, matrix) for jit in (jax.jit, jit_for_threads)]
     assert jax.numpy.allclose(*results, rtol=1e-6)

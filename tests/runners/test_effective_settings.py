@@ -18,7 +18,7 @@ def told(*arguments, **fields):
     return json.loads(json.dumps(effective(spec, engine.agent)))
 
 
-def test_every_default_of_the_agent_is_there_with_what_was_given_named():
+def test_effective_settings_hold_all_defaults_and_name_the_given_ones():
     noted = told("CartPole-v1", {"type": "ppo", "learning_rate": 0.001, "optimizer": {"type": "adam", "beta1": 0.8}})
     agent = noted["agent"]
     assert (agent["type"], agent["learning_rate"], agent["clip"], agent["gae_lambda"]) == ("ppo", 0.001, 0.2, 0.95)
@@ -27,7 +27,7 @@ def test_every_default_of_the_agent_is_there_with_what_was_given_named():
     assert of_agent == {"agent.type", "agent.learning_rate", "agent.optimizer.type", "agent.optimizer.beta1"}
 
 
-def test_what_was_left_to_the_agent_is_told_as_it_was_decided():
+def test_settings_left_to_the_agent_are_shown_with_their_chosen_values():
     agent = told("Pendulum-v1", {"type": "ppo", "rollout_timesteps": 256}, num_envs=4)["agent"]
     assert (agent["distribution"], agent["share_network"], agent["horizon"]) == ("gaussian", False, 64)
 
@@ -35,7 +35,7 @@ def test_what_was_left_to_the_agent_is_told_as_it_was_decided():
 @pytest.mark.parametrize(
     ("fields", "num_envs", "expected"), [({}, 8, 16), ({"minibatches": 2}, 8, 2), ({"horizon": 32}, 2, 2)]
 )
-def test_the_minibatches_that_ppo_chose_are_told(fields, num_envs, expected):
+def test_the_minibatches_that_ppo_chose_are_shown(fields, num_envs, expected):
     noted = told("CartPole-v1", {"type": "ppo"} | fields, num_envs=num_envs)
     assert noted["agent"]["minibatches"] == expected
     assert ("agent.minibatches" in noted["given"]) == ("minibatches" in fields)
@@ -46,7 +46,7 @@ def test_epochs_and_minibatches_have_no_effect_beside_optimization_steps():
     assert {"agent.epochs", "agent.minibatches"} <= set(noted["without_effect"])
 
 
-def test_settings_that_are_null_for_those_of_the_actor_are_told_as_they_are_used():
+def test_critic_settings_that_are_null_are_shown_as_those_of_the_actor():
     agent = told("Pendulum-v1", {"type": "sac", "learning_rate": 0.002})["agent"]
     assert (agent["critic_learning_rate"], agent["critic_optimizer"]) == (0.002, agent["optimizer"])
     assert agent["target_entropy"] == -1.0
@@ -63,7 +63,7 @@ def test_settings_that_only_explain_others_have_no_effect_without_them():
     assert "agent.memory.priority_exponent" not in prioritised["without_effect"]
 
 
-def test_layers_are_told_as_built_with_all_parameters_counted():
+def test_layers_are_shown_with_their_number_of_parameters():
     network = told("CartPole-v1", "ppo", network=[{"type": "dense", "size": 8}, {"type": "dense", "size": 3}])[
         "network"
     ]
@@ -86,7 +86,7 @@ def test_layers_are_told_as_built_with_all_parameters_counted():
         ("Pendulum-v1", {"max_timesteps_per_episode": 30}, ("compiled", None, 8, 30)),
     ],
 )
-def test_the_environment_is_told_as_it_runs(environment, fields, expected):
+def test_the_environment_is_shown_with_its_real_settings(environment, fields, expected):
     spec = experiment(environment, "ppo", **({"num_envs": 8} | fields))
     engine = make_engine(spec.model_copy(update={"run_mode": "single"}))
     engine.close()
@@ -95,7 +95,7 @@ def test_the_environment_is_told_as_it_runs(environment, fields, expected):
     assert tuple(noted[name] for name in names) == expected
 
 
-def test_a_run_tells_its_settings_before_its_first_timestep(tmp_path):
+def test_a_run_shows_its_settings_before_its_first_timestep(tmp_path):
     seen = []
     train(tmp_path, experiment(total_timesteps=512), show=seen.append)
     (progress,) = [each for each in seen if each.effective is not None]

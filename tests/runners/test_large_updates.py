@@ -110,7 +110,7 @@ def test_there_are_never_more_devices_than_cores():
     assert [devices_for(spec, cores) for cores in (1, 2, 3, 4)] == [1, 2, 2, 4]
 
 
-def test_two_devices_learn_from_host_environments_what_one_would():
+def test_two_devices_learn_the_same_from_host_environments_as_one():
     run(LEARNS_AS_ONE)
 
 

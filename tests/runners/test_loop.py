@@ -171,7 +171,7 @@ def test_a_short_run_leaves_the_losses_of_its_last_iteration(tmp_path):
         assert (last["timestep"], last["loss"], last["entropy"]) == (256, expected["loss"], expected["entropy"])
 
 
-def test_a_distributed_run_with_replay_memories_goes_on_with_another_number_of_workers(tmp_path):
+def test_a_distributed_run_with_replay_memories_resumes_with_another_number_of_workers(tmp_path):
     def spec(**fields):
         fields = {"run_mode": "distributed", "network": [{"type": "dense", "size": 8}]} | fields
         return experiment(agent=TINY_DQN, **fields)
@@ -184,7 +184,7 @@ def test_a_distributed_run_with_replay_memories_goes_on_with_another_number_of_w
     assert second.update > first.update
 
 
-def test_what_holds_now_is_shown_though_nothing_is_done(tmp_path):
+def test_current_values_are_shown_even_without_iterations(tmp_path):
     spec, shown = experiment(total_timesteps=64), []
     engine = make_engine(spec)
     advance, calls = engine.advance, itertools.count()

@@ -27,7 +27,7 @@ def test_a_run_says_that_text_is_left_out_while_it_trains_and_at_its_end(tmp_pat
 
 @pytest.mark.parametrize("run_mode", ["single", "multi-threaded", "distributed", "async"])
 @pytest.mark.parametrize("backend", ["auto", "gymnasium"])
-def test_a_limit_beyond_the_environments_own_has_no_effect_and_is_told(run_mode, backend):
+def test_a_time_limit_beyond_the_environments_own_gets_a_notice(run_mode, backend):
     environment = {"id": "CartPole-v1", "backend": backend}
     agent = "impala" if run_mode == "async" else "ppo"
     engine = make_engine(experiment(environment, agent, max_timesteps_per_episode=7000, run_mode=run_mode))

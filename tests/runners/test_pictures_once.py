@@ -61,7 +61,7 @@ def test_the_same_is_learned(spec: Any) -> None:
     assert int(learned[0]["agent/updates"]) > 30
 
 
-def test_checkpoints_hold_what_is_filled_and_no_memory_at_the_start(tmp_path: Path) -> None:
+def test_checkpoints_hold_only_the_filled_part_of_a_memory(tmp_path: Path) -> None:
     spec = spec_of(GAME, memory={"capacity": 20_000})
     train(tmp_path, spec)
     assert 0 in checkpoints.list_checkpoints(tmp_path)

@@ -37,7 +37,7 @@ def test_the_most_that_ever_were_here_are_remembered(joined: Any) -> None:
     assert joined() == {"worker": {"here": 1, "wanted": 3, "most": 2}}
 
 
-def test_only_what_changes_is_written(joined: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_changed_counts_are_written(joined: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[str] = []
     monkeypatch.setattr(pods, "write_atomically", lambda file, text: written.append(text))
     roll = pods.RollCall()
@@ -46,13 +46,13 @@ def test_only_what_changes_is_written(joined: Any, monkeypatch: pytest.MonkeyPat
     assert len(written) == 2
 
 
-def test_outside_of_a_pod_nothing_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outside_a_pod_no_file_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(pods.JOINED_FILE_VARIABLE, raising=False)
     monkeypatch.setattr(pods, "write_atomically", lambda *_: pytest.fail("nobody has asked for it"))
     pods.RollCall().note("worker", 1, 2)
 
 
-def test_a_driver_that_waits_for_pods_tells_of_each(joined: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_that_waits_for_pods_reports_how_many_joined(joined: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = iter([{}, {"steppe_worker": 5.0}, {"steppe_worker": 5.0, "steppe_server": 1.0}])
     told = []
 
@@ -69,7 +69,7 @@ def test_a_driver_that_waits_for_pods_tells_of_each(joined: Any, monkeypatch: py
     assert joined()["server"] == {"here": 1, "wanted": 1, "most": 1}
 
 
-def test_a_learner_tells_of_its_workers(joined: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_learner_reports_how_many_workers_joined(joined: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = spec_of(run_mode="async", num_workers=2)
     crew, membership = PodWorkerPool(spec, EpisodeRules(spec.environment, None, 1), 1), Membership()
     monkeypatch.setattr("steppe.runners.engines.asynchronous.learner.pod_pool.TEND_SECONDS", 0.0)

@@ -76,7 +76,7 @@ def test_pretraining_in_several_calls_is_the_same_as_in_one(make, monkeypatch):
     np.testing.assert_array_equal(whole.memory.tree, pieces.memory.tree)
 
 
-def test_pretraining_learns_what_was_demonstrated(make):
+def test_pretraining_learns_the_demonstrated_actions(make):
     agent = make(pretraining_updates=1000, supervised_weight=10.0, learning_rate=3e-3)
     before, after = (begin(agent, jax.random.key(0), pretrains=pretrains) for pretrains in (False, True))
     shown = agent.demonstrations
@@ -97,7 +97,7 @@ def test_prioritised_pretraining_remembers_errors_of_demonstrations(make):
     np.testing.assert_allclose(tree[1], priorities.sum(), rtol=1e-4)
 
 
-def test_no_pretraining_where_none_is_asked_for(make):
+def test_no_pretraining_unless_it_is_asked_for(make):
     agent = make(pretraining_updates=0)
     np.testing.assert_array_equal(begin(agent, jax.random.key(0)).agent.params, agent.init(jax.random.key(0)).params)
 

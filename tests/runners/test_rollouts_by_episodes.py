@@ -46,10 +46,10 @@ def test_several_environments_stop_together_and_unfinished_episodes_go_on(episod
     assert ended >= 3
     # The last row is cut where it did not end, so that its successor's value counts and nothing flows across.
     assert (trajectory.terminated | trajectory.truncated)[steps - 1].all()
-    assert (engine._collector._episode_lengths > 0).any()
+    assert (engine._collector._lengths > 0).any()
 
 
-def test_what_is_learned_is_what_the_short_rollout_alone_would_teach(episodic):
+def test_a_padded_rollout_teaches_the_same_as_the_short_one(episodic):
     engine = episodic("worlds:World", {**BY_EPISODES, "rollout_timesteps": 96}, num_envs=1)
     state = engine._learner.agent
     trajectory, taken, ended = collect(engine)
@@ -87,7 +87,7 @@ def test_the_memory_of_an_old_file_is_raised_for_a_network_that_remembers(tmp_pa
     assert not [notice for notice in notices_for(experiment("worlds:World", old, num_envs=1)) if "remembers" in notice]
 
 
-def test_timesteps_are_counted_as_they_were_taken(tmp_path):
+def test_timesteps_of_short_rollouts_are_counted_exactly(tmp_path):
     agent = {"type": "ppo", "update_mode": {"unit": "episodes", "batch_size": 6}, "learning_rate": 3e-3}
     outcome = train(
         tmp_path, experiment("worlds:World", agent, num_envs=2, total_timesteps=6000, summary_frequency="1t")
@@ -119,7 +119,7 @@ def test_a_recurrent_policy_learns_from_whole_episodes(tmp_path):
         ({"environment": "GridWorld", "agent": {"type": "ppo", "rollout_episodes": 2}}, "GridWorld only runs compiled"),
     ],
 )
-def test_what_cannot_be_is_refused(episodic, fields, sentence):
+def test_episode_counts_with_compiled_environments_are_refused(episodic, fields, sentence):
     with pytest.raises(UserError, match=sentence):
         episodic(**fields)
 

@@ -21,7 +21,7 @@ from steppe.runners.setup import make_engine, notices_for
         ({"episodes": 1}, False),
     ],
 )
-def test_a_run_too_short_to_learn_is_told(fields, is_told, tmp_path):
+def test_a_run_too_short_to_learn_gets_a_notice(fields, is_told, tmp_path):
     spec = experiment(agent={**TINY_DQN, "update_frequency": 1}, **fields)
     notices = notices_for(spec)
     assert ["nothing will be learned" in notice for notice in notices] == [True] * is_told
@@ -58,7 +58,7 @@ def test_vectorization_asks_for_the_original_in_place_of_the_twin():
     assert notices_for(experiment({**environment, "backend": "gymnasium"}, {"type": "random"})) == []
 
 
-def test_vectorization_of_what_only_runs_compiled_is_refused():
+def test_vectorization_of_an_environment_that_only_runs_compiled_is_refused():
     with pytest.raises(UserError, match="only runs compiled; leave out backend, wrappers and vectorization"):
         make_engine(experiment({"id": "GridWorld-v0", "vectorization": "processes"}, {"type": "random"}))
 
@@ -109,7 +109,7 @@ def test_whole_episodes_ask_for_the_original_in_place_of_the_twin():
         ),
     ],
 )
-def test_what_is_said_for_another_run_mode_is_told(mode, fields, notice):
+def test_settings_of_another_run_mode_get_a_notice(mode, fields, notice):
     assert notices_for(experiment(run_mode=mode, **fields)) == [notice]
 
 
@@ -125,5 +125,5 @@ def test_what_is_said_for_another_run_mode_is_told(mode, fields, notice):
         ("async", {"num_workers": 2, "asynchronous": {"queue_size": 3}, "ray": {"gpus_per_worker": 0.5}}),
     ],
 )
-def test_what_the_run_mode_uses_or_nobody_changed_needs_no_notice(mode, fields):
+def test_used_and_default_settings_get_no_notice(mode, fields):
     assert notices_for(experiment(run_mode=mode, **fields)) == []

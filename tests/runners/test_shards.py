@@ -71,11 +71,11 @@ for name, array in whole.arrays.items():
     ("num_envs", "cores", "shards"),
     [(8, 2, 1), (511, 2, 1), (512, 2, 2), (1024, 2, 2), (1024, 8, 4), (1026, 8, 2), (4096, 1, 1), (4096, 64, 16)],
 )
-def test_environments_are_spread_only_where_it_pays(num_envs, cores, shards):
+def test_environments_are_spread_only_if_there_are_enough(num_envs, cores, shards):
     assert shards_for(num_envs, cores) == shards
 
 
-def test_two_devices_learn_what_one_would():
+def test_two_devices_learn_the_same_as_one():
     finished = run(GRADIENTS_AGREE)
     assert finished.returncode == 0, finished.stderr
 

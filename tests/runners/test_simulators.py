@@ -36,7 +36,7 @@ def test_one_that_never_comes_is_left_to_the_run():
         assert time.monotonic() - began >= 1.0
 
 
-def test_what_is_elsewhere_is_not_waited_for():
+def test_simulators_on_other_machines_are_not_waited_for():
     began = time.monotonic()
     wait_for_simulator(connected_to("192.0.2.1:5555"), seconds=60)
     wait_for_simulator(EnvironmentSpec.model_validate("CartPole-v1"), seconds=60)

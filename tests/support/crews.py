@@ -13,8 +13,8 @@ from steppe.runners.compilation import prepare_jax
 from steppe.runners.engines import asynchronous
 from steppe.runners.engines.asynchronous.learner.core_factory import make_core
 from steppe.runners.engines.asynchronous.learner.engine import AsyncEngine
-from steppe.runners.engines.asynchronous.learner.open_server import server_opener
 from steppe.runners.engines.asynchronous.learner.worker_pool import UnmanagedPool
+from steppe.runners.engines.asynchronous.learner.worker_server import server_opener
 from steppe.runners.engines.asynchronous.worker.async_worker import work
 from steppe.runners.engines.asynchronous.worker.connection import LearnerAddress
 from steppe.runners.loop import TrainingLoop

@@ -1,4 +1,4 @@
-"""What a runner reports, and the interface between the training loop and the engine that does the work."""
+"""The reports of a runner, and the interface between the training loop and its engine."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class Engine(ABC):
     least_iterations: int = 1
     """The fewest iterations to ask for: workers that take iterations side by side need one each."""
     notices: tuple[str, ...] = ()
-    """What a user should know of the environments."""
+    """Notices about the environments."""
     exact_resume: bool = False
     """Whether a snapshot holds the environments too."""
     resume_notice: str = (
@@ -149,5 +149,5 @@ class Engine(ABC):
         return nullcontext()
 
     def finish(self) -> bool:
-        """Ends the training before the last checkpoint is saved; whether that changes what the last one counted."""
+        """Ends the training before the last checkpoint; True if that changes counts of the latest one."""
         return False

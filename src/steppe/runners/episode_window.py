@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 WINDOW = 100
 
@@ -17,13 +17,14 @@ class EpisodeWindow:
         self.lengths: deque[int] = deque(maxlen=WINDOW)
         self.mean_return = self.mean_length = math.nan
 
-    def record(self, returns: Iterable[float], lengths: Iterable[int]) -> None:
+    def record(self, returns: Sequence[float], lengths: Sequence[int]) -> None:
         """Adds episodes in the order in which they ended."""
+        if not returns:
+            return
         self.returns.extend(returns)
         self.lengths.extend(lengths)
-        if self.returns:
-            self.mean_return = sum(self.returns) / len(self.returns)
-            self.mean_length = sum(self.lengths) / len(self.lengths)
+        self.mean_return = sum(self.returns) / len(self.returns)
+        self.mean_length = sum(self.lengths) / len(self.lengths)
 
     def has_reached(self, threshold: float | None) -> bool:
         """Whether the window is full and its mean return is at least `threshold`."""

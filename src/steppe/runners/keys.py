@@ -27,7 +27,7 @@ def make(seed: int) -> Array:
 
 
 def wrap(words: Any) -> Array:
-    """The key of its words [..., 2], as `jax.random.key_data` tells them."""
+    """The key of words [..., 2] that `jax.random.key_data` has returned."""
     return jax.random.wrap_key_data(jnp.asarray(words), impl=WRITTEN_OUT)
 
 

@@ -135,8 +135,8 @@ class TrainingLoop:
             return "completed", f"all {self.timestep_limit:,} timesteps were run"
         if self.episode_limit is not None and self.episode >= self.episode_limit:
             return "completed", f"all {self.episode_limit:,} episodes were run"
-        if wish := self.request():
-            return ENDINGS[wish], f"asked to {wish}"
+        if requested := self.request():
+            return ENDINGS[requested], f"asked to {requested}"
         return None
 
     def _iterations_left(self) -> int:

@@ -59,7 +59,7 @@ def test_dqn_learns_only_once_enough_timesteps_were_collected(memory, updates):
     assert "priorities" not in history[0]
 
 
-def test_before_learning_starts_parameters_and_priorities_stay_as_they_were():
+def test_parameters_and_priorities_do_not_change_before_learning_starts():
     agent = make("dqn", batch_size=8, learning_starts=1000, memory={"type": "prioritized_replay", "capacity": 2000})
     learner, _ = trained(agent, 3)
     np.testing.assert_array_equal(learner.agent.params, agent.init(jax.random.key(0)).params)
@@ -67,7 +67,7 @@ def test_before_learning_starts_parameters_and_priorities_stay_as_they_were():
     assert np.all(np.isfinite(learner.memory.tree))
 
 
-def test_prioritised_replay_remembers_the_errors_of_what_was_learned():
+def test_prioritised_replay_stores_the_td_errors_of_each_update():
     agent = make("dqn", batch_size=8, learning_starts=0, memory={"type": "prioritized_replay", "capacity": 64})
     learner, _ = trained(agent, 3)
     tree = np.asarray(learner.memory.tree)
@@ -98,7 +98,7 @@ def test_dqns_learning_rate_reaches_zero_with_the_last_timestep():
 
 
 @pytest.mark.parametrize(("type", "expected"), [("vpg", 1), ("ppo", 6)])
-def test_trajectories_are_learned_from_as_they_come(type, expected):
+def test_trajectories_are_learned_from_without_a_memory(type, expected):
     agent = make(type, horizon=6, **({"epochs": 3, "minibatches": 2} if type == "ppo" else {}))
     learner, history = trained(agent, 2)
     assert [row["updates"] for row in history] == [expected, expected]

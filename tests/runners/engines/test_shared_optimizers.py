@@ -82,7 +82,7 @@ def test_vectors_of_several_blocks_are_stepped_whole(kind, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_step_that_a_compiled_program_tells_is_the_same(kind):
+def test_a_step_computed_by_a_compiled_program_is_the_same(kind):
     rng = np.random.default_rng(3)
     params, *gradients = rng.normal(size=(5, 40)).astype(np.float32)
     spec = spec_of(kind)
@@ -112,7 +112,7 @@ def test_a_falling_rate_falls_in_a_compiled_program_too(decay):
         np.testing.assert_allclose(computed_by(taken), np.full(3, falls(taken)), rtol=1e-5)
 
 
-def test_what_others_have_added_to_statistics_since_they_were_read_stays():
+def test_concurrent_additions_to_statistics_survive():
     optimizer, params = optimizer_of(spec_of("rmsprop", decay=0.5), 2, 0.1), np.zeros(2, np.float32)
     before = optimizer.statistics.copy()
     # Both are told from the same statistics, as by two threads at once.
@@ -211,7 +211,7 @@ def test_wrappers_come_down_to_repeats_a_fraction_and_a_bound():
         ),
     ],
 )
-def test_what_needs_a_model_of_its_own_is_refused(spec, why):
+def test_optimizers_that_need_their_own_model_are_refused(spec, why):
     with pytest.raises(UserError, match=why) as error:
         shared_steps(spec_of(spec.pop("type"), **spec), "distributed")
     assert 'run_mode "distributed"' in str(error.value)

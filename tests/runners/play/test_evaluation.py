@@ -76,7 +76,7 @@ def test_the_same_seed_gives_the_same_episodes_and_another_seed_others():
     assert first == again != other
 
 
-def test_no_training_and_no_other_evaluation_of_a_run_begins_where_it_does():
+def test_an_evaluations_seeds_differ_from_those_of_the_run():
     # Runs without a seed of their own draw one below, and so do evaluations on the way.
     seeds = [fresh_seed(seed) for seed in (0, 1, 2, 2**32 - 1)]
     assert len(set(seeds)) == 4
@@ -113,6 +113,6 @@ def test_a_policy_of_other_spaces_is_refused():
 
 
 @pytest.mark.parametrize(("words", "sentence"), [({"episodes": 0}, "at least 1 episode, not 0"), ({"seed": -1}, "-1")])
-def test_what_cannot_be_played_is_refused(words, sentence):
+def test_invalid_evaluations_are_refused(words, sentence):
     with pytest.raises(UserError, match=sentence):
         evaluate(steady_policy(), place(GYMNASIUM), **words)

@@ -50,7 +50,7 @@ def actions_of(folder: Path) -> str:
     return "steady" if kind == "q_values" else "leaning"
 
 
-def test_the_better_policy_is_handed_out_and_both_scores_are_told(tmp_path):
+def test_the_better_policy_is_kept_and_both_scores_are_written(tmp_path):
     folder, ended = trained(tmp_path, last=leaning(100), best=steady_policy()), outcome()
     found = evaluate_at_end(place(), folder, ended, NEVER)
     assert (found.handed_out, found.best.returns, ended.notices) == ("best", (50.0,) * 3, [])
@@ -99,7 +99,7 @@ def test_a_best_policy_that_is_the_last_one_is_not_played_again(tmp_path, best):
     assert (found.best, found.handed_out, found.to_status()["best"]) == (None, "last", None)
 
 
-def test_evaluating_again_finds_the_last_policy_where_it_was_kept(tmp_path):
+def test_evaluating_again_uses_the_kept_last_policy(tmp_path):
     folder = trained(tmp_path, last=leaning(100), best=steady_policy())
     first = evaluate_at_end(place(), folder, outcome(), NEVER)
     assert evaluate_at_end(place(), folder, outcome(), NEVER) == first
@@ -116,7 +116,7 @@ def test_a_request_to_end_the_run_ends_it(tmp_path, monkeypatch):
     assert (actions_of(folder / "policy"), (folder / "evaluation.json").exists()) == ("leaning", False)
 
 
-def test_too_little_time_is_told(tmp_path):
+def test_too_little_time_gets_a_notice(tmp_path):
     folder, ended = trained(tmp_path, last=steady_policy(), best=None), outcome()
     assert evaluate_at_end(place(seconds=1e-9), folder, ended, NEVER) is None
     assert ended.notices == ["no evaluation at the end: no episode of CartPole-v1 ended within 1e-09 s"]
@@ -153,7 +153,7 @@ def test_workers_runs_are_evaluated_as_others(tmp_path):
         ("MountainCar-v0", "whose observations are not those of MountainCar-v0"),
     ],
 )
-def test_where_it_cannot_be_played_the_run_has_ended_well_all_the_same(tmp_path, environment, sentence):
+def test_a_failed_final_evaluation_does_not_fail_the_run(tmp_path, environment, sentence):
     folder, ended = trained(tmp_path, last=leaning(100), best=None), outcome()
     assert evaluate_at_end(place(environment), folder, ended, NEVER) is None
     assert sentence in ended.notices[0]
@@ -169,7 +169,7 @@ def test_a_completed_run_is_evaluated_and_a_paused_one_is_not(tmp_path):
     assert not (tmp_path / "b" / "evaluation.json").exists()
 
 
-def test_training_goes_on_from_the_last_policy_whichever_was_handed_out(tmp_path):
+def test_training_resumes_from_the_last_policy_even_if_the_best_was_kept(tmp_path):
     shorter, longer = (experiment(total_timesteps=total) for total in (128, 256))
     train(tmp_path / "at once", longer)
     folder = tmp_path / "in two"
@@ -186,7 +186,7 @@ def test_training_goes_on_from_the_last_policy_whichever_was_handed_out(tmp_path
     assert not (folder / "evaluation.json").exists()
 
 
-def test_an_evaluation_on_the_way_is_told_and_outlives_a_resume(tmp_path):
+def test_an_evaluation_during_training_is_shown_and_kept_by_a_resume(tmp_path):
     spec = experiment(total_timesteps=128, evaluation={"every": 64, "episodes": 2})
     told = []
     train(tmp_path / "a", spec, show=lambda progress: told.append(progress.evaluation))

@@ -21,7 +21,7 @@ def place(environment, **fields):
     return experiment(environment, "random", **fields)
 
 
-def test_a_recording_is_what_gymnasium_plays():
+def test_a_recording_agrees_with_gymnasium():
     policy = steady_policy()
     shown, recorded = record(policy, place(GYMNASIUM), RecordingRequest(episodes=2, seed=3))
     env, t = gymnasium.make("CartPole-v1"), 0
@@ -44,7 +44,7 @@ def test_a_recording_is_what_gymnasium_plays():
     assert shown.environment == "CartPole-v1"
 
 
-def test_compiled_environments_are_played_as_they_are_trained_in():
+def test_compiled_environments_are_recorded_like_in_training():
     shown, _ = record(steady_policy(), place("CartPole-v1"), RecordingRequest(episodes=2))
     assert len(shown) == 1000
     np.testing.assert_array_equal(np.flatnonzero(shown.arrays["truncated"]), [499, 999])
@@ -89,7 +89,7 @@ def test_only_episodes_that_are_good_enough_are_kept():
     assert recorded.best_return == lengths.max()
 
 
-def test_it_gives_up_where_no_episode_is_good_enough():
+def test_recording_fails_if_no_episode_is_good_enough():
     seen = []
     with pytest.raises(UserError, match=r"none of 40 episodes had a return of at least 600 \(the best had \d+\); ask"):
         record(
@@ -98,7 +98,7 @@ def test_it_gives_up_where_no_episode_is_good_enough():
     assert len(seen) == 2 * TRIES
 
 
-def test_fewer_than_wanted_are_kept_where_few_are_good_enough():
+def test_fewer_episodes_are_kept_if_few_are_good_enough():
     policy = random_policy(Box((4,)), Discrete(2))
     shown, recorded = record(policy, place(GYMNASIUM), RecordingRequest(episodes=5, min_return=40))
     assert 0 < recorded.kept < 5
@@ -124,7 +124,7 @@ def test_other_kinds_of_actions_can_be_recorded(world, action):
     assert shown.arrays["actions"].shape == (20, *action.shape)
 
 
-def test_a_policy_that_remembers_begins_each_episode_anew():
+def test_a_recurrent_policy_is_reset_for_each_episode():
     description = PolicyDescription(
         "ppo", "", 0, Box((3,)), Discrete(2), NetworkSpec([{"type": "lstm", "size": 2}]), {"kind": "categorical"}
     )

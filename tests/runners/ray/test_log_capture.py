@@ -11,7 +11,7 @@ import pytest
 from steppe.runners.ray.log_capture import MOST_LINES, LogCapture
 
 
-def test_prints_and_logs_are_heard_in_their_order():
+def test_printed_and_logged_lines_keep_their_order():
     capture = LogCapture()
     with capture:
         print("one")
@@ -43,7 +43,7 @@ def test_a_flood_is_cut_and_counted(settings, most):
     assert lines[-1] == (logging.WARNING, "50 more lines")
 
 
-def test_what_is_heard_is_passed_on_where_others_listen_too(capsys):
+def test_captured_lines_are_passed_on(capsys):
     capture = LogCapture(passes_on=True)
     with capture:
         print("one")
@@ -52,7 +52,7 @@ def test_what_is_heard_is_passed_on_where_others_listen_too(capsys):
     assert [line for _, line in capture.take_lines()] == ["one", "two"]
 
 
-def test_a_program_may_print_where_a_worker_does(capfd):
+def test_a_child_process_may_print_to_the_workers_output(capfd):
     with LogCapture(passes_on=True):
         subprocess.run([sys.executable, "-c", "print('a simulator')"], stdout=sys.stdout, check=True)
     assert capfd.readouterr().out == "a simulator\n"
@@ -62,18 +62,18 @@ def test_warnings_that_python_would_print_are_still_printed():
     program = (
         "import logging\n"
         "from steppe.runners.ray.log_capture import LogCapture\n"
-        "listening = LogCapture(passes_on=True)\n"
-        "with listening:\n"
+        "capture = LogCapture(passes_on=True)\n"
+        "with capture:\n"
         "    logging.getLogger('steppe').warning('the learner is gone')\n"
         "    logging.getLogger('steppe').info('not printed')\n"
-        "print([line for _, line in listening.heard()])\n"
+        "print([line for _, line in capture.take_lines()])\n"
     )
     answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert answer.stderr == "the learner is gone\n"
     assert answer.stdout == "['the learner is gone', 'not printed']\n"
 
 
-def test_others_hear_what_they_heard_before(capsys):
+def test_only_output_inside_the_context_is_captured(capsys):
     with LogCapture():
         print("inside")
     print("outside")

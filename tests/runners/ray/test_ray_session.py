@@ -265,7 +265,7 @@ def test_a_ray_of_others_that_takes_no_token_from_its_network_is_warned_of(
     ("address", "reason"),
     [("127.0.0.1:9", "Connection refused"), ("no-such-host.invalid:6379", "Name or service not known")],
 )
-def test_an_address_where_nobody_answers_is_said_at_once(address: str, reason: str) -> None:
+def test_an_address_without_an_answer_is_an_error_at_once(address: str, reason: str) -> None:
     with (
         pytest.raises(UserError, match=rf"nobody answers at {address} \({reason}\); check ray.address"),
         ray_session(RaySpec(address=address), cpus=1),
@@ -281,7 +281,7 @@ def test_an_address_that_keeps_silent_is_given_up(monkeypatch: pytest.MonkeyPatc
             pass
 
 
-def test_what_is_no_ray_is_called_so(no_ray: str) -> None:
+def test_a_server_that_is_no_ray_is_an_error(no_ray: str) -> None:
     with pytest.raises(UserError, match="is no Ray"), ray_session(RaySpec(address=no_ray), cpus=1):
         pass
 

@@ -24,21 +24,21 @@ class DeviceSpread:
     def __init__(self, agent: Agent[Any]) -> None:
         self.shards = agent.context.shards
 
-    def over_devices(self, function: Callable[..., Any], takes: Any, gives: Any) -> Callable[..., Any]:
+    def on_all_devices(self, function: Callable[..., Any], takes: Any, gives: Any) -> Callable[..., Any]:
         """The function on all devices at once; `takes` and `gives` are trees of PartitionSpecs."""
         if self.shards == 1:
             return function
         return jax.shard_map(function, mesh=self._mesh, in_specs=takes, out_specs=gives, check_vma=False)
 
-    def placed(self, tree: Any, spec: P) -> Any:
+    def put(self, tree: Any, spec: P) -> Any:
         """Puts a tree on the devices as such a function expects."""
         return tree if self.shards == 1 else jax.device_put(tree, NamedSharding(self._mesh, spec))
 
-    def one_copy(self, tree: Any) -> Any:
+    def first_copy(self, tree: Any) -> Any:
         """The copy on the first device of a tree that is the same on all."""
         return tree if self.shards == 1 else jax.tree.map(lambda leaf: leaf.addressable_data(0), tree)
 
-    def averaged(self, values: Any) -> Any:
+    def pmean(self, values: Any) -> Any:
         """Inside such a function: the mean over all devices. Each leaf is a meeting of all of them, so give few."""
         return values if self.shards == 1 else jax.tree.map(lambda leaf: jax.lax.pmean(leaf, AXIS), values)
 

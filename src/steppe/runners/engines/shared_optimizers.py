@@ -99,7 +99,7 @@ class SharedOptimizer:
             params[block] -= computed.change
 
     def move(self, params: np.ndarray, change: np.ndarray, increments: np.ndarray) -> None:
-        """Takes a step that its rule has told, [size] and [statistics, size]; any number of threads may at once."""
+        """Applies a step computed by its rule, [size] and [statistics, size]; many threads may call this at once."""
         self._count()
         if increments.size:
             # Decays the current statistics rather than the ones read earlier, so concurrent updates survive.
@@ -113,7 +113,7 @@ class SharedOptimizer:
         return {name: values.copy() for name, values in named} | {"count": np.array(self.taken)}
 
     def restore(self, arrays: dict[str, np.ndarray]) -> None:
-        """Goes on where `arrays` left off."""
+        """Restores the arrays of `arrays`."""
         for name, values in zip(self.rule.decays, self.statistics, strict=True):
             if name not in arrays or arrays[name].shape != values.shape:
                 raise CheckpointError(

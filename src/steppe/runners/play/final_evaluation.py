@@ -50,15 +50,15 @@ def evaluate_at_end(
     Returns None, with a notice, if they cannot be evaluated here; the run does not fail. A request to end the run ends
     the evaluation too.
     """
-    wishes = spec.final_evaluation
-    assert wishes is not None
+    options = spec.final_evaluation
+    assert options is not None
     notices = outcome.notices
     try:
         last, best = _policies(spec, folder)
-        seconds = _seconds(wishes, outcome)
+        seconds = _seconds(options, outcome)
 
         def evaluated() -> FinalEvaluation:
-            return _evaluated(spec, wishes, last, best, seconds, request, notices)
+            return _evaluated(spec, options, last, best, seconds, request, notices)
 
         found = _unless_it_hangs(evaluated, seconds) if spec.run_mode in WORKERS_PLAY else evaluated()
         _hand_out(folder, found.handed_out, last, best)
@@ -99,7 +99,7 @@ def _policies(spec: ExperimentSpec, folder: Path) -> tuple[Policy, Policy | None
 
 def _evaluated(
     spec: ExperimentSpec,
-    wishes: FinalEvaluationSpec,
+    options: FinalEvaluationSpec,
     last: Policy,
     best: Policy | None,
     seconds: float,
@@ -115,19 +115,19 @@ def _evaluated(
         raise SteppeError("a game plays with one learner at a time")
 
     def look() -> None:
-        if wish := request():
-            raise _EndRequested(f"the run was asked to {wish} meanwhile")
+        if requested := request():
+            raise _EndRequested(f"the run was asked to {requested} meanwhile")
 
     def played(policy: Policy, episodes: int) -> Evaluation:
         # One environment: when the time is over, some episodes are complete instead of all being cut.
         limit = TimeLimit(seconds / (1 if best is None else 2), look)
-        seed, greedy = spec.seed or 0, wishes.greedy
+        seed, greedy = spec.seed or 0, options.greedy
         return evaluate(policy, spec, episodes=episodes, seed=seed, greedy=greedy, num_envs=1, time_limit=limit)
 
-    of_last = played(last, wishes.episodes)
-    if of_last.episodes < wishes.episodes:
+    of_last = played(last, options.episodes)
+    if of_last.episodes < options.episodes:
         notices.append(
-            f"the evaluation at the end played {of_last.episodes} of {wishes.episodes} episodes, all that there was "
+            f"the evaluation at the end played {of_last.episodes} of {options.episodes} episodes, all that there was "
             "time for; more have it by final_evaluation.seconds, or later by steppe evaluate"
         )
     if best is None:
@@ -140,7 +140,7 @@ def _evaluated(
         notices.append(f"the best policy was not evaluated at the end: {error}")
         return FinalEvaluation(of_last, None, "last")
     is_better = of_best.episodes == of_last.episodes and of_best.mean > of_last.mean
-    return FinalEvaluation(of_last, of_best, "best" if is_better and wishes.hand_out == "better" else "last")
+    return FinalEvaluation(of_last, of_best, "best" if is_better and options.hand_out == "better" else "last")
 
 
 def _unless_it_hangs(evaluated: Callable[[], FinalEvaluation], seconds: float) -> FinalEvaluation:
@@ -176,7 +176,7 @@ def _hand_out(folder: Path, which: str, last: Policy, best: Policy | None) -> No
         remove_evaluation(folder)
 
 
-def _seconds(wishes: FinalEvaluationSpec, outcome: RunOutcome) -> float:
-    if wishes.seconds is not None:
-        return wishes.seconds
+def _seconds(options: FinalEvaluationSpec, outcome: RunOutcome) -> float:
+    if options.seconds is not None:
+        return options.seconds
     return float(np.clip(SHARE_OF_TRAINING * outcome.seconds, LEAST_SECONDS, MOST_SECONDS))

@@ -103,7 +103,7 @@ class CompiledPlayEnvs:
         return key, states, jax.vmap(self._env.observe)(states)
 
     def _begun_again(self, key: Any, states: Any, observations: Any, finished: Any) -> tuple[Any, Any, Any]:
-        """The same with new episodes where `finished` [N] holds."""
+        """The same with new episodes only in the environments that are `finished` [N]."""
         import jax
         import jax.numpy as jnp
 

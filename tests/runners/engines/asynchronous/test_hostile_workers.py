@@ -170,7 +170,7 @@ ODD_SPACES = {
 }
 
 
-def test_a_space_that_cannot_be_locks_out_only_who_sends_it(learner):
+def test_an_invalid_space_only_disconnects_its_sender(learner):
     """The first worker tells a learner what is observed, so these come before any other."""
     for what, space in ODD_SPACES.items():
         with learner.line() as bad:

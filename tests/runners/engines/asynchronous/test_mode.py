@@ -140,7 +140,7 @@ class Noisy(World):
 """
 
 
-def test_what_workers_print_and_warn_of_is_in_the_one_log(tmp_path, family, monkeypatch, caplog):
+def test_output_and_warnings_of_workers_are_in_the_runs_log(tmp_path, family, monkeypatch, caplog):
     (tmp_path / "noisy_world.py").write_text(NOISY)
     monkeypatch.syspath_prepend(tmp_path)
     spec = mode(environment="noisy_world:Noisy", total_timesteps=10**7)
@@ -187,7 +187,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("refused", REFUSED)
-def test_what_cannot_run_this_way_is_refused_before_it_starts(refused, monkeypatch):
+def test_unsuitable_experiments_are_refused_before_they_start(refused, monkeypatch):
     monkeypatch.delenv("STEPPE_LEARNER_TOKEN", raising=False)
     make, words = REFUSED[refused]
     with pytest.raises(UserError, match=words):

@@ -56,7 +56,7 @@ def check(window, expected):
     calls=st.lists(st.tuples(st.sampled_from([(7, 3), (64, 4), (1, 1)]), st.sampled_from([0.0, 0.1, 0.6, 1.0]))),
     seed=st.integers(0, 1000),
 )
-def test_the_window_holds_what_a_deque_holds(calls, seed):
+def test_the_compiled_window_agrees_with_a_deque(calls, seed):
     rng = np.random.default_rng(seed)
     window, expected = empty_window(), Deque()
     check(window, expected)

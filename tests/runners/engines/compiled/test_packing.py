@@ -34,7 +34,7 @@ def test_every_leaf_comes_back_bit_for_bit():
     np.testing.assert_array_equal(jax.random.key_data(back["keys"]), jax.random.key_data(tree["keys"]))
 
 
-def test_only_what_is_small_and_made_of_words_is_packed():
+def test_only_small_arrays_of_32_bit_words_are_packed():
     words, *alone = jax.jit(Packing(TREE).pack)(TREE)
     assert words.shape == (4 + 4 + 1,)
     assert sorted(np.asarray(leaf).size for leaf in alone) == [2, 5, LARGEST + 1]
@@ -54,7 +54,7 @@ def test_the_host_reads_and_writes_the_words_in_place():
     assert packing.views(told)["count"] == -7
 
 
-def test_a_tree_of_nothing_is_no_words():
+def test_an_empty_tree_packs_into_no_words():
     packing = Packing({})
     assert jax.jit(packing.pack)({})[0].shape == (0,)
     assert packing.views(np.zeros(0, np.uint32)) == {}

@@ -130,7 +130,7 @@ def check_by_hand(rollout, start, trajectory, finished):
     ],
     ids=str,
 )
-def test_a_rollout_is_what_a_loop_in_python_plays(env, repeat_actions, max_timesteps):
+def test_a_rollout_agrees_with_a_loop_in_python(env, repeat_actions, max_timesteps):
     rollout = rollout_of(env, repeat_actions=repeat_actions, max_timesteps=max_timesteps)
     start, trajectory, finished = collected(rollout)
     assert set(np.unique(trajectory.actions)) == {0, 1}
@@ -153,7 +153,7 @@ def test_an_episode_that_ends_for_good_at_its_last_timestep_is_not_truncated():
     assert finished.returns[3].tolist() == [10.0, 10.0, 10.0]
 
 
-def test_repeated_actions_sum_their_rewards_and_stop_where_the_episode_ends():
+def test_repeated_actions_sum_rewards_and_stop_at_the_end_of_the_episode():
     rollout = rollout_of(Counter(end=5), agent="constant", action=0, repeat_actions=3)
     _, trajectory, finished = collected(rollout, calls=1)
     assert trajectory.rewards[:4, 0].tolist() == [1 + 2 + 3, 4 + 5, 1 + 2 + 3, 4 + 5]
@@ -168,7 +168,7 @@ def test_limits_count_the_timesteps_of_the_agent_however_often_actions_are_repea
     assert collected(experiments, calls=1)[2].ended[:, 0].nonzero()[0].tolist() == [1, 3, 5]
 
 
-def test_episodes_start_anew_with_their_own_randomness():
+def test_every_episode_starts_with_its_own_randomness():
     rollout = rollout_of(Counter(starts=1000, max_episode_steps=1), envs=4)
     _, trajectory, _ = collected(rollout, calls=4)
     starts = trajectory.observations[..., 1]

@@ -55,7 +55,7 @@ def together(monkeypatch):
 
 @pytest.mark.learning
 @pytest.mark.usefixtures("together")
-def test_what_is_too_stale_is_dropped_and_counted(tmp_path):
+def test_gradients_that_are_too_stale_are_dropped_and_counted(tmp_path):
     spec = spec_of(distributed={"max_staleness": 1}, total_timesteps=30_000, summary_frequency="1000t")
     outcome = train(tmp_path, spec)
     dropped = rows(tmp_path)[-1]["dropped"]
@@ -88,7 +88,7 @@ def noisy(tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("noisy", "together")
-def test_workers_elsewhere_step_normalise_and_are_heard_and_leave_nothing(tmp_path, caplog):
+def test_workers_in_other_processes_step_normalise_log_and_end(tmp_path, caplog):
     environment = {"id": "noisy_worlds:Noisy", "normalize_observations": True, "normalize_rewards": True}
     spec = spec_of(environment=environment, total_timesteps=4_000)
     with caplog.at_level(logging.INFO, "steppe"):
@@ -197,7 +197,7 @@ def test_shares_that_put_too_many_workers_on_a_gpu_are_refused():
     engine.close()
 
 
-def test_an_address_where_nobody_answers_is_a_mistake_of_the_user(monkeypatch):
+def test_an_address_without_an_answer_is_a_users_mistake(monkeypatch):
     import ray
 
     monkeypatch.setattr(ray, "is_initialized", lambda: False)

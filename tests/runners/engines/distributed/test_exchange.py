@@ -95,7 +95,7 @@ def test_a_lost_answer_makes_a_push_count_once(handles, moment):
     np.testing.assert_allclose(exchange.params, -gradients()[0])
 
 
-def test_nothing_is_believed_to_be_known_of_a_new_server(handles):
+def test_versions_of_a_replaced_server_are_forgotten(handles):
     exchange = made(*handles)
     exchange.pull()
     successor = Handle(3)

@@ -46,7 +46,7 @@ def pausing_after(timestep, shown):
 
 
 @pytest.mark.usefixtures("ray")
-def test_a_run_ends_at_its_timesteps_and_leaves_what_every_run_leaves(tmp_path):
+def test_a_run_ends_at_its_timesteps_with_the_usual_files(tmp_path):
     spec = spec_of(total_timesteps=5_000, summary_frequency="1000t", evaluation={"every": 2000, "episodes": 3})
     outcome = train(tmp_path, spec)
     assert outcome.state == "completed"
@@ -92,7 +92,7 @@ def test_synchronous_workers_give_the_same_run_again_also_when_it_is_paused(tmp_
         np.testing.assert_array_equal(array, other[name], err_msg=name)
 
 
-def test_a_paused_run_goes_on_with_other_workers_and_servers(tmp_path, ray):
+def test_a_paused_run_resumes_with_other_numbers_of_workers_and_servers(tmp_path, ray):
     first = train(tmp_path, spec_of(total_timesteps=10_000_000), **pausing_after(2_000, []))
     before = load_latest(tmp_path)
     told, unreported = before.manifest["update"], before.arrays["driver/in_no_row"][3]
@@ -145,7 +145,7 @@ def test_a_worker_that_a_checkpoint_is_without_costs_only_its_own_memory(
     assert anew > 0
 
 
-def test_workers_whose_memories_have_another_size_do_not_go_on(tmp_path, ray):
+def test_memories_of_another_size_are_not_resumed(tmp_path, ray):
     saved = paused_without_worker(2, tmp_path, ray, spec_of(TINY_DQN, num_workers=3, total_timesteps=10_000_000))
     assert saved.arrays["driver/workers"].tolist() == [0, 1]
     again = train(tmp_path, spec_of(TINY_DQN, num_workers=2, total_timesteps=saved.timestep + 1_000), resume=True)
@@ -157,7 +157,7 @@ def test_workers_whose_memories_have_another_size_do_not_go_on(tmp_path, ray):
 
 
 @pytest.mark.usefixtures("ray")
-def test_a_run_that_goes_on_from_its_beginning_has_the_same_workers(tmp_path):
+def test_a_run_resumed_from_its_beginning_has_the_same_workers(tmp_path):
     spec = spec_of()
     train(tmp_path, spec, request=lambda: "pause")
     assert load_latest(tmp_path).arrays["driver/workers"].tolist() == [0, 1]
@@ -203,7 +203,7 @@ def test_lost_workers_and_servers_are_made_up_for(tmp_path, ray, caplog, monkeyp
     assert load_latest(tmp_path).arrays["driver/next_worker"] == 3
 
 
-def test_a_run_without_a_machine_for_a_server_can_be_paused_and_goes_on_later(tmp_path, ray, monkeypatch):
+def test_a_run_without_a_machine_for_a_server_can_be_paused_and_resumed(tmp_path, ray, monkeypatch):
     monkeypatch.setattr(engine, "TICK_SECONDS", 0.0)
     monkeypatch.setattr(engine, "MOST_PUSHES", 1)
     idle = []
@@ -226,7 +226,7 @@ def test_a_run_without_a_machine_for_a_server_can_be_paused_and_goes_on_later(tm
     assert train(tmp_path, spec_of(), resume=True).timestep == 8 * PER_PUSH
 
 
-def test_what_the_others_did_counts_when_a_fault_ends_the_run():
+def test_reports_of_other_workers_count_when_a_fault_ends_the_run():
     driver = make_engine(spec_of())
 
     def poll(_):

@@ -38,7 +38,7 @@ def test_the_simulator_in_its_own_pod_is_waited_for(monkeypatch, platform, came)
     assert happened == came
 
 
-def test_the_traceback_of_the_users_code_is_told_to_the_driver(monkeypatch):
+def test_the_traceback_of_the_users_code_reaches_the_driver(monkeypatch):
     pytest.importorskip("ray")
 
     def opened(*_, **__):
@@ -109,6 +109,6 @@ def test_all_together_have_the_time_of_one(monkeypatch):
 
 
 @pytest.mark.parametrize("others", [(), (RayError("gone"),)])
-def test_what_raises_is_a_mistake_and_no_loss(monkeypatch, others):
+def test_a_server_method_that_raises_is_an_error_and_no_loss(monkeypatch, others):
     with pytest.raises(RayTaskError, match="division by zero"):
         received_from(monkeypatch, *others, RayTaskError("division by zero"))

@@ -119,7 +119,7 @@ def test_losses_without_work_in_between_end_the_run(broken, kind, words):
         work_on()
 
 
-def test_a_worker_that_never_starts_is_told_and_waited_for_no_more(monkeypatch, caplog):
+def test_a_worker_that_never_starts_is_logged_and_no_longer_waited_for(monkeypatch, caplog):
     ray = Ray()
     ray.wait = lambda answers, **_: ([], answers)  # type: ignore[method-assign]
     now = 1000.0
@@ -135,7 +135,7 @@ def test_a_worker_that_never_starts_is_told_and_waited_for_no_more(monkeypatch, 
     assert team.next_number == 4, "and then it is replaced"
 
 
-def test_a_worker_whose_first_order_took_long_has_time_for_its_second(monkeypatch, caplog):
+def test_a_slow_first_order_extends_the_timeout_of_the_second(monkeypatch, caplog):
     ray = Ray(WorkReport(0, pushes=1, seconds=70.0))
     now = 1000.0
     monkeypatch.setattr("time.monotonic", lambda: now)
@@ -153,7 +153,7 @@ def test_a_worker_whose_first_order_took_long_has_time_for_its_second(monkeypatc
     assert "it has said nothing for 701 s; distributed.worker_timeout sets how long that may be" in caplog.text
 
 
-def test_what_the_others_report_is_heard_before_a_fault_ends_the_run(monkeypatch):
+def test_other_reports_are_read_before_a_fault_ends_the_run(monkeypatch):
     monkeypatch.setattr(gradient_worker_pool, "SPARE_LOSSES", -2)
     answers = [WorkReport(0, pushes=3, fault="the simulator is broken"), WorkReport(1, pushes=5)]
     ray = Ray()
@@ -173,7 +173,7 @@ def test_what_the_others_report_is_heard_before_a_fault_ends_the_run(monkeypatch
         (GetTimeoutError("too slow"), "therefore without; distributed.worker_timeout sets how long it may take\n"),
     ],
 )
-def test_a_worker_that_does_not_tell_what_it_has_is_named(caplog, why, ending):
+def test_a_worker_that_does_not_send_its_state_is_logged(caplog, why, ending):
     ray = Ray()
     team = made(ray)
     own = {"memory": 1}

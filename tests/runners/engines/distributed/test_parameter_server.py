@@ -54,7 +54,7 @@ def test_a_push_that_arrives_again_after_a_restart_changes_nothing():
     np.testing.assert_array_equal(second.params, first.params)
 
 
-def test_a_server_goes_on_from_another_ones_state_bit_for_bit():
+def test_a_server_continues_from_another_servers_state_bit_for_bit():
     first, second = made(optimizer=Adam()), made(optimizer=Adam())
     first.push(push(0, 1, 1.0, -2.0))
     second.restore(first.state())
@@ -114,7 +114,7 @@ def test_each_segment_has_an_optimiser_of_its_own():
     np.testing.assert_allclose(server.params, [-1.0, -0.1, -0.1])
 
 
-def test_what_workers_have_seen_adds_up_and_survives():
+def test_normaliser_statistics_are_merged_and_saved():
     rng = np.random.default_rng(0)
     parts = [rng.normal(3.0, 2.0, (5, 7, 2)) for _ in range(3)]
     nothing = np.zeros((1, 1))

@@ -92,7 +92,7 @@ def test_rollouts_of_so_many_episodes_are_accepted(synchronous):
     assert checked_engine(spec_of(agent, num_envs=1, seed=None, distributed={"synchronous": synchronous}))[1] == []
 
 
-def test_settings_without_effect_are_told():
+def test_settings_without_effect_get_notices():
     notices = checked_engine(spec_of("ppo", distributed={"synchronous": True, "max_staleness": 3, "overlap": True}))[1]
     assert [notice.partition(" ")[0] for notice in notices] == ["distributed.max_staleness", "distributed.overlap"]
     assert any("runs with the same seed differ" in notice for notice in checked_engine(spec_of("ppo", seed=1))[1])
@@ -104,7 +104,7 @@ def test_shares_of_a_gpu_that_are_too_small_are_refused_before_anything_starts()
 
 
 @pytest.mark.parametrize("token", ["", "known" * 8])
-def test_a_token_that_other_machines_will_need_is_told(monkeypatch, tmp_path, token):
+def test_a_missing_token_for_other_machines_gets_a_notice(monkeypatch, tmp_path, token):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("RAY_AUTH_TOKEN_PATH", raising=False)
     monkeypatch.setenv("RAY_AUTH_TOKEN", token)

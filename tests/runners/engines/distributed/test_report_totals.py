@@ -30,7 +30,7 @@ def test_all_workers_make_one_row():
     assert count.chunk(ChunkLimits(), 2).iterations == 0
 
 
-def test_how_many_workers_there_are_is_told_without_a_row_too():
+def test_the_number_of_workers_is_reported_even_without_a_row():
     count = ReportTotals()
     assert count.chunk(ChunkLimits(), workers=3).figures == {"workers": 3.0}
     nobody = count.chunk(ChunkLimits(), workers=0)
@@ -67,7 +67,7 @@ def test_staleness_is_a_mean_and_drops_add_up():
     assert count.chunk(ChunkLimits(), 2).columns["dropped"][0] == 7
 
 
-def test_trouble_is_told():
+def test_divergence_and_faults_are_reported():
     count = ReportTotals()
     count.take_in([report(is_healthy=False)])
     assert count.has_trouble
@@ -77,7 +77,7 @@ def test_trouble_is_told():
     assert str(other.chunk(ChunkLimits(), 1).fault) == "broken"
 
 
-def test_a_checkpoint_keeps_what_no_row_has_told():
+def test_a_checkpoint_keeps_totals_that_are_in_no_row():
     count, again = ReportTotals(), ReportTotals()
     count.take_in([report(returns=[5.0], dropped=2)])
     again.restore(count.arrays())

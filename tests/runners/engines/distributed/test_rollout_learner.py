@@ -14,7 +14,7 @@ from steppe.runners.engines.distributed.moments import NormalizerMoments, moment
 from steppe.runners.engines.distributed.parameter_server import ParameterServer, Push, fresh_state
 from steppe.runners.engines.distributed.plan import borders_of, shard_config
 from steppe.runners.engines.distributed.rollout_learner import CompiledRolloutLearner, HostRolloutLearner, StartingPoint
-from steppe.runners.engines.distributed.shards import shared_out
+from steppe.runners.engines.distributed.shards import split_state
 from steppe.runners.engines.learning import begin
 from steppe.runners.setup import make_engine
 
@@ -67,7 +67,7 @@ class Shared:
         whole = fresh_state(np.array(state.params), np.array(state.target), 0, seen)
         self.servers = []
         for each, start, stop in zip(
-            shared_out(whole, self.borders, self.parts), self.borders, self.borders[1:], strict=False
+            split_state(whole, self.borders, self.parts), self.borders, self.borders[1:], strict=False
         ):
             self.servers.append(ParameterServer(shard_config(spec, agent, self.parts, start, stop)))
             self.servers[-1].restore(each)
@@ -102,7 +102,7 @@ def begun(spec, rollouts, seed=1):
 @pytest.mark.parametrize(
     "case", [case if case in QUICK else pytest.param(case, marks=pytest.mark.learning) for case in CASES]
 )
-def test_one_worker_and_two_servers_learn_what_run_mode_single_does(case):
+def test_one_worker_and_two_servers_learn_the_same_as_run_mode_single(case):
     spec = spec_of(case)
     alone = make_engine(spec, shards=1)
     alone.begin(1)
@@ -142,7 +142,7 @@ def work_and_servers(small):
     return work, Shared(spec, work, work._run.learner.agent, 1)
 
 
-def test_a_change_is_where_the_steps_have_led(work_and_servers):
+def test_the_change_is_the_sum_of_the_workers_steps(work_and_servers):
     work, shared = work_and_servers
     start = shared.params
     done = work.run(shared.base, 2, 0, work.timesteps_per_rollout)
@@ -163,13 +163,13 @@ def test_fewer_rollouts_than_room_give_fewer_gradients(work_and_servers):
     assert done.timesteps == work.timesteps_per_rollout
 
 
-def test_a_loss_that_is_not_finite_is_told(work_and_servers):
+def test_a_loss_that_is_not_finite_is_reported(work_and_servers):
     work, shared = work_and_servers
     broken = shared.base._replace(params=np.full_like(shared.params, np.nan))
     assert not work.run(broken, 2, 0, 0).is_healthy
 
 
-def test_what_a_worker_leaves_in_a_checkpoint_lets_it_go_on_bit_for_bit(work_and_servers):
+def test_a_workers_checkpoint_continues_bit_for_bit(work_and_servers):
     work, shared = work_and_servers
     shared.push(0, work.run(shared.base, 3, 0, 0))
     left, base = work.arrays(), shared.base

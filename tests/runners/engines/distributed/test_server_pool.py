@@ -79,7 +79,7 @@ def test_another_server_takes_over_the_copy_and_asks_for_no_room(ray, clock, cap
     assert ray.cpus == [module.CPUS, module.CPUS, 0.0]
 
 
-def test_nobody_waits_for_a_server_without_a_machine_and_its_copy_stands_for_it(ray, clock, caplog):
+def test_the_copy_replaces_a_server_without_a_machine(ray, clock, caplog):
     servers = made(ray)
     push(servers, 1)
     copy(servers, clock)
@@ -138,7 +138,7 @@ def test_a_copy_that_was_asked_for_before_a_checkpoint_does_not_take_its_place(r
     assert versions(servers) == [2, 2]
 
 
-def test_servers_that_are_lost_without_updates_in_between_end_the_run_also_where_one_is_behind(ray, clock):
+def test_servers_lost_without_updates_in_between_end_the_run_even_if_one_is_behind(ray, clock):
     servers = made(ray)
     push(servers, 1)
     copy(servers, clock)

@@ -10,7 +10,7 @@ from steppe.runners.engines.distributed.gradient_tape import OptimizerRange
 from steppe.runners.engines.distributed.moments import NormalizerMoments, of_values
 from steppe.runners.engines.distributed.parameter_server import ParameterServer, Push, Segment, ShardConfig, fresh_state
 from steppe.runners.engines.distributed.plan import borders_of
-from steppe.runners.engines.distributed.shards import joined, shared_out
+from steppe.runners.engines.distributed.shards import joined_state, split_state
 from steppe.specs.learning.optimizer import Adam, RMSProp
 
 SIZE = 11
@@ -20,7 +20,7 @@ PARTS = [OptimizerRange(0, 4, Adam(), 0.01), OptimizerRange(4, SIZE, RMSProp(), 
 def servers_for(whole, count):
     borders = borders_of(SIZE, count)
     servers = []
-    for state, start, stop in zip(shared_out(whole, borders, PARTS), borders, borders[1:], strict=False):
+    for state, start, stop in zip(split_state(whole, borders, PARTS), borders, borders[1:], strict=False):
         segments = [
             Segment(max(part.start, start) - start, min(part.stop, stop) - start, part.optimizer, part.rate)
             for part in PARTS
@@ -48,7 +48,7 @@ def test_another_number_of_servers_takes_the_same_steps(counts):
         for sequence in range(3):
             servers, borders = servers_for(whole, count)
             push_to_all(servers, borders, sequence, np.full((2, SIZE), 0.3 + sequence, np.float32))
-            whole = joined([server.state() for server in servers], borders, PARTS)
+            whole = joined_state([server.state() for server in servers], borders, PARTS)
         wholes.append(whole)
     assert wholes[0].keys() == wholes[1].keys()
     assert wholes[0]["counters"][0] == 11
@@ -68,4 +68,4 @@ def test_there_are_no_more_servers_than_parameters():
 def test_a_checkpoint_of_another_network_is_refused():
     whole = fresh_state(np.zeros(SIZE, np.float32), np.zeros(0, np.float32), 0, None)
     with pytest.raises(CheckpointError, match="holds 11 parameters, but this experiment has 12"):
-        shared_out(whole, [0, 12], PARTS)
+        split_state(whole, [0, 12], PARTS)

@@ -41,7 +41,7 @@ def test_dqn_learns_with_every_kind_of_observation(tmp_path, world):
     assert outcome.mean_return > 8.5
 
 
-def test_a_policy_takes_and_gives_what_the_environment_does(tmp_path):
+def test_a_policy_has_the_spaces_of_the_environment(tmp_path):
     import worlds
 
     train(tmp_path, experiment("worlds:Shifted", LEARNER, total_timesteps=6000))

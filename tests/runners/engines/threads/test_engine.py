@@ -241,7 +241,7 @@ def test_evaluations_are_without_the_noise_that_is_explored_with(begun):
     assert noisy.evaluate(8, True, 5) == quiet.evaluate(8, True, 5)
 
 
-def test_rollouts_of_whole_episodes_weigh_as_much_as_they_are_long(begun):
+def test_statistics_of_rollouts_are_weighted_by_their_length(begun):
     environment = {"id": "worlds:World", "normalize_observations": True, "normalize_rewards": True}
     engine = begun(environment, {"type": "a3c", "rollout_episodes": 2}, num_envs=1)
     chunk = engine.advance(6, 0, ChunkLimits())
@@ -291,7 +291,7 @@ def test_environments_in_processes_end_with_the_run():
     assert all(process.poll() is not None for process in processes)
 
 
-def test_an_environment_that_raises_in_a_process_is_told_of_and_no_process_stays(begun, tmp_path, monkeypatch):
+def test_an_environment_error_in_a_process_is_raised_and_no_process_stays(begun, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "faulty_in_processes.py").write_text(FAULTY.format(number=1))
     environment = {"id": "faulty_in_processes:Faulty", "vectorization": "processes"}
@@ -323,7 +323,7 @@ def test_a_loss_that_is_no_number_never_reaches_a_checkpoint(tmp_path):
     assert np.isfinite(checkpoints.load_latest(tmp_path).arrays["model/params"]).all()
 
 
-def test_a_mistake_in_a_worker_is_raised_where_the_run_is(begun, monkeypatch):
+def test_a_workers_error_is_raised_by_the_run(begun, monkeypatch):
     engine = begun()
 
     def broken(carry, trajectory, words):

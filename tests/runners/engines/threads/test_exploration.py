@@ -61,7 +61,7 @@ def test_a_worker_draws_the_same_again_when_the_run_is_resumed():
         (make("a3c"), False),
     ],
 )
-def test_only_an_anneal_whose_end_nobody_has_given_ends_differently(agent, expected):
+def test_workers_draw_final_epsilons_only_if_the_user_gave_none(agent, expected):
     assert explores_apart(agent, 2) is expected
     assert explores_apart(agent, 1) is False
 

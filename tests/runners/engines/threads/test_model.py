@@ -40,7 +40,7 @@ def step(model, phase=0, gradient=1.0, turn=0):
     changes = []
     for params, _, optimizer in model._phases[phase]:
         part = np.full(params.size, gradient, np.float32) if np.isscalar(gradient) else gradient[: params.size]
-        told = optimizer.rule.tell(part, optimizer.statistics, optimizer.taken, np)
+        told = optimizer.rule.compute(part, optimizer.statistics, optimizer.taken, np)
         changes.append(np.array([told.change, *told.increments]))
     return model.step(phase, changes, turn)
 
@@ -50,7 +50,7 @@ def reading_of(model):
     return packing.views(np.zeros(packing.words, np.uint32))
 
 
-def test_a_step_is_in_place_and_tells_how_many_came_before():
+def test_a_step_is_in_place_and_returns_the_number_of_steps_before():
     model = make()
     before, place = model.params.copy(), model.params.ctypes.data
     assert step(model) == 0
@@ -123,7 +123,7 @@ def test_statistics_of_all_threads_are_those_of_everything_they_saw():
 
 
 @pytest.mark.parametrize("settings", [{"optimizer": "adam"}, {"optimizer": "rmsprop", "baseline_optimizer": "adam"}])
-def test_a_restored_model_goes_on_as_the_one_it_was_taken_from(settings):
+def test_a_restored_model_continues_like_the_original(settings):
     rng = np.random.default_rng(2)
     one, other = make(normalizes=True, **settings), make(normalizes=True, **settings)
     phases = 2 if "baseline_optimizer" in settings else 1

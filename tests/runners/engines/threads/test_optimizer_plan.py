@@ -100,7 +100,7 @@ def test_agents_that_do_not_learn_have_no_phase():
         ("dqn", {"optimizer": {"type": "multi_step", "optimizer": "adam"}}, "set agent.updates"),
     ],
 )
-def test_what_needs_a_model_of_its_own_is_refused_with_the_reason(agent, settings, why):
+def test_agents_that_need_their_own_model_are_refused_with_the_reason(agent, settings, why):
     with pytest.raises(UserError, match=why) as error:
         plan_for(make(agent, **settings).for_workers(2))
     assert 'run_mode "multi-threaded"' in str(error.value)

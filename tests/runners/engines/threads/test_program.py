@@ -88,7 +88,7 @@ def test_products_of_many_rows_or_wide_layers_are_left_to_a_library(num_envs, si
     assert not program_after_a_batch(engine)._collects_in_one_kernel
 
 
-def test_what_does_not_fit_into_a_kernel_is_compiled_without():
+def test_environments_that_do_not_fit_into_one_kernel_are_compiled_without():
     program = program_after_a_batch(engine_of(Sorting()))
     assert not program._collects_in_one_kernel
 

@@ -13,20 +13,20 @@ def checked(agent, environment="CartPole-v1", **fields):
     return runners.check(experiment(environment, agent, run_mode="multi-threaded", **fields))
 
 
-def test_workers_that_explore_apart_are_told_of():
+def test_different_final_epsilons_get_a_notice():
     (notice,) = checked(TINY_DQN, num_workers=2)
     assert "0.1 (40%), 0.01 (30%), 0.5 (30%)" in notice
     assert "final_epsilon" in notice
 
 
 @pytest.mark.parametrize("backend", ["compiled", "gymnasium"])
-def test_an_experiment_that_can_run_has_nothing_to_be_told(backend):
+def test_a_suitable_experiment_gets_no_notice(backend):
     assert checked("a3c", {"id": "CartPole-v1", "backend": backend}, num_workers=2) == []
     assert checked(TINY_DQN | {"exploration": {"type": "constant", "epsilon": 0.1}}, num_workers=2) == []
     assert checked(TINY_DQN, num_workers=1) == []
 
 
 @pytest.mark.parametrize("backend", ["compiled", "gymnasium"])
-def test_what_cannot_run_is_refused_before_it_starts(backend):
+def test_unsuitable_agents_are_refused_before_they_start(backend):
     with pytest.raises(UserError, match=r'agent "trpo" .* use "ppo", or run_mode "single"'):
         checked("trpo", {"id": "CartPole-v1", "backend": backend})

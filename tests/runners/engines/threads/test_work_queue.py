@@ -47,7 +47,7 @@ def test_exactly_so_many_tickets_are_handed_out_to_many_threads():
     assert max(taken) < 10_000
 
 
-def test_a_ticket_tells_how_many_timesteps_were_taken_before():
+def test_a_ticket_holds_the_number_of_timesteps_before():
     queue = WorkQueue(3, 500, ChunkLimits(), EpisodeWindow())
     assert queue.take() == 500
     queue.commit(batch(timesteps=16))

@@ -96,7 +96,7 @@ def test_a_round_ends_only_when_every_thread_is_quiet():
 
 
 @pytest.mark.parametrize("error", [EnvironmentFault("broke"), ValueError("a mistake"), SystemExit(0)])
-def test_what_one_worker_raises_ends_the_round_and_no_thread(error):
+def test_a_workers_error_ends_the_round_but_no_thread(error):
     def fail(timestep):
         raise error
 
@@ -109,7 +109,7 @@ def test_what_one_worker_raises_ends_the_round_and_no_thread(error):
     worker_threads.close()
 
 
-def test_a_fault_names_the_worker_whose_environment_broke():
+def test_an_environment_fault_names_its_worker():
     def fail(timestep):
         raise EnvironmentFault("the wheel came off")
 

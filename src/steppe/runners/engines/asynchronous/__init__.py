@@ -45,21 +45,21 @@ def checked_engine(spec: ExperimentSpec) -> tuple[Engine, list[str]]:
     _check_packages(spec)
     _check_environment(spec)
     _check_address(spec)
-    wishes, algorithm = spec.asynchronous, agent_class(spec.agent)
-    access_from(wishes.token_file, wishes.tls_cert, wishes.tls_key)
+    options, algorithm = spec.asynchronous, agent_class(spec.agent)
+    access_from(options.token_file, options.tls_cert, options.tls_key)
     engine = make_engine(spec)
     notices = []
     if spec.num_parameter_servers != ExperimentSpec.model_fields["num_parameter_servers"].default:
         notices.append('num_parameter_servers has no effect in run mode "async", which has one learner')
-    if engine.agent.perturbs_parameters and wishes.evaluation_share:
+    if engine.agent.perturbs_parameters and options.evaluation_share:
         notices.append(
             "workers play no greedy episodes, since the noise of this agent is in the parameters that they get; for "
             "evaluations give `evaluation`"
         )
     for name, experience in (("trajectories_per_update", "trajectories"), ("update_to_data", "transitions")):
-        if getattr(wishes, name) is not None and algorithm.experience != experience:
+        if getattr(options, name) is not None and algorithm.experience != experience:
             notices.append(f'asynchronous.{name} has no effect with agent "{algorithm.type}", which learns otherwise')
-    if wishes.batch_timesteps is not None and algorithm.experience == "trajectories":
+    if options.batch_timesteps is not None and algorithm.experience == "trajectories":
         notices.append(
             f'asynchronous.batch_timesteps has no effect with agent "{algorithm.type}", whose workers send '
             "trajectories of agent.horizon timesteps"
@@ -76,9 +76,9 @@ def make_engine(spec: ExperimentSpec) -> Engine:
     from steppe.runners.compilation import prepare_jax
     from steppe.runners.engines.asynchronous.learner.core_factory import check_agent, make_core
     from steppe.runners.engines.asynchronous.learner.engine import AsyncEngine
-    from steppe.runners.engines.asynchronous.learner.open_server import server_opener
     from steppe.runners.engines.asynchronous.learner.pod_pool import PodWorkerPool, in_pods
     from steppe.runners.engines.asynchronous.learner.worker_pool import RayWorkerPool
+    from steppe.runners.engines.asynchronous.learner.worker_server import server_opener
     from steppe.runners.setup import num_envs_of, xla_threads_of
 
     prepare_jax(xla_threads=xla_threads_of(spec))
@@ -149,11 +149,11 @@ def _check_address(spec: ExperimentSpec) -> None:
     from steppe.runners.engines.asynchronous.wire.protocol import TOKEN_VARIABLE
     from steppe.specs.running.connections import split_address
 
-    wishes = spec.asynchronous
-    if wishes.address is None or is_loopback(split_address(wishes.address)[0]):
+    options = spec.asynchronous
+    if options.address is None or is_loopback(split_address(options.address)[0]):
         return
-    if read_token(wishes.token_file, TOKEN_VARIABLE) is None:
+    if read_token(options.token_file, TOKEN_VARIABLE) is None:
         raise UserError(
-            f"whoever reaches asynchronous.address {wishes.address} could feed this learner; give a token by "
+            f"whoever reaches asynchronous.address {options.address} could feed this learner; give a token by "
             f"asynchronous.token_file or {TOKEN_VARIABLE}"
         )

@@ -58,7 +58,7 @@ class CompiledEngine(Engine):
         self._spread = DeviceSpread(agent)
         places: Any = TrainingState(EVERYWHERE, P(AXIS), EVERYWHERE)  # type: ignore[arg-type]
         scalars, columns = (EVERYWHERE,) * 4, (EVERYWHERE,) * 4
-        chunk = self._spread.over_devices(self._chunk, (places, *scalars), (places, *columns))
+        chunk = self._spread.on_all_devices(self._chunk, (places, *scalars), (places, *columns))
         self._program = jit_for_learning(chunk, donate_argnums=0)
         self._begin = jax.jit(self._begun)
         self._play = jax.jit(self.rollout.play, static_argnums=(2, 3))
@@ -66,11 +66,11 @@ class CompiledEngine(Engine):
 
     def begin(self, seed: int) -> None:
         """Starts with fresh parameters and fresh episodes."""
-        self._run = self._placed(self._fresh(seed))
+        self._run = self._put(self._fresh(seed))
 
     def restore(self, arrays: dict[str, np.ndarray], seed: int) -> None:
         """Restores everything, so that the run continues bit for bit."""
-        self._run = self._placed(from_arrays(self._fresh(seed, pretrains=False), arrays))
+        self._run = self._put(from_arrays(self._fresh(seed, pretrains=False), arrays))
 
     def snapshot(self) -> dict[str, np.ndarray]:
         """Agent, memory, environments and window."""
@@ -102,7 +102,7 @@ class CompiledEngine(Engine):
         assert self._run is not None
         # Like the saved policy, without the noise that some agents explore with.
         state = self._run.learner.agent
-        acting = self._spread.one_copy(ActorParams(state.params, state.observations))
+        acting = self._spread.first_copy(ActorParams(state.params, state.observations))
         returns, lengths = self._play(acting, keys.make(seed), episodes, greedy, jnp.int32(LARGEST_TIMESTEP))
         return float(np.mean(returns)), float(np.mean(lengths))
 
@@ -158,11 +158,11 @@ class CompiledEngine(Engine):
             episodes=finished.ended.sum(dtype=jnp.int32),
             mean_return=compiled_window.mean_return(window),
             mean_length=compiled_window.mean_length(window),
-            metrics=self._spread.averaged(metrics),
+            metrics=self._spread.pmean(metrics),
         )
         return TrainingState(learner, envs, window), row
 
-    def _placed(self, run: TrainingState) -> TrainingState:
+    def _put(self, run: TrainingState) -> TrainingState:
         """Puts the state on the devices that the program expects."""
-        learner, window = (self._spread.placed(tree, EVERYWHERE) for tree in (run.learner, run.window))
-        return TrainingState(learner, self._spread.placed(run.envs, P(AXIS)), window)
+        learner, window = (self._spread.put(tree, EVERYWHERE) for tree in (run.learner, run.window))
+        return TrainingState(learner, self._spread.put(run.envs, P(AXIS)), window)

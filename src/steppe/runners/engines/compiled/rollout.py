@@ -32,7 +32,7 @@ class Envs(NamedTuple):
 
 
 class Finished(NamedTuple):
-    """Which episodes ended at which timestep, with what return and length; leaves [T, N]."""
+    """The ends of episodes, with their returns and lengths; leaves [T, N]."""
 
     ended: Array
     returns: Array

@@ -29,7 +29,7 @@ from steppe.runners.engines.distributed.plan import borders_of, rollouts_per_pus
 from steppe.runners.engines.distributed.report_totals import ReportTotals
 from steppe.runners.engines.distributed.rollout_learner import statistics
 from steppe.runners.engines.distributed.server_pool import ServerPool
-from steppe.runners.engines.distributed.shards import joined, shared_out
+from steppe.runners.engines.distributed.shards import joined_state, split_state
 from steppe.runners.engines.learning import LARGEST_TIMESTEP, begin
 from steppe.runners.play.episodes import EpisodeRules, play
 from steppe.runners.ray.placement import check_room, check_sharing
@@ -107,7 +107,7 @@ class DistributedEngine(Engine):
     def snapshot(self) -> dict[str, np.ndarray]:
         """All shards and all workers at one moment, when no push is under way."""
         self._drain()
-        whole = joined(self._its_servers.states(), self._borders, self._parts)
+        whole = joined_state(self._its_servers.states(), self._borders, self._parts)
         workers = self._its_pool.arrays() | self._not_begun()
         own = self._totals.arrays() | {
             "next_worker": np.array(self._its_pool.next_number),
@@ -194,7 +194,7 @@ class DistributedEngine(Engine):
 
             check_room(ray, spec.ray, can_grow=not session.is_own or spec.ray.port is not None)
             self._version, _, self._round = (int(number) for number in whole["counters"])
-            states = shared_out(whole, self._borders, self._parts)
+            states = split_state(whole, self._borders, self._parts)
             configs = [
                 shard_config(spec, self.agent, self._parts, start, stop)
                 for start, stop in zip(self._borders, self._borders[1:], strict=False)

@@ -13,7 +13,7 @@ from steppe.runners.engines.distributed.moments import NormalizerMoments
 from steppe.runners.engines.distributed.parameter_server import Push, ServerAnswer
 
 Receive = Callable[[Sequence[Any], float], list[Any]]
-"""(what was sent, seconds) -> an Answer, or the exception, for each."""
+"""(references, seconds) -> a `ServerAnswer` or an exception for each."""
 
 
 class ServersLost(Exception):

@@ -45,7 +45,7 @@ class OptimizerRange:
     start: int
     stop: int
     optimizer: OptimizerSpec
-    """As `Rule` takes it."""
+    """Elementwise, or a clipped_step of one that is."""
     rate: Schedule
 
 
@@ -58,11 +58,11 @@ class Tape(NamedTuple):
     """[rows, size], the first `count` of them written."""
     count: Any
     rates: Any
-    """What the optimiser's steps are multiplied by [rows]."""
+    """The learning rates by which the optimiser's steps are multiplied [rows]."""
 
 
 def parts_of(agent: Agent[Any]) -> list[OptimizerRange]:
-    """What the parameter servers step with; a UserError that says why an agent cannot be trained by them."""
+    """The optimisers of the parameter servers; a UserError for agents that these cannot train."""
     if agent.type in REFUSED:
         raise UserError(REFUSED[agent.type])
     if len({shared_steps(each.spec, RUN_MODE).repeats for each in agent.optimizers}) > 1:
@@ -94,7 +94,7 @@ def rates_from(part: OptimizerRange, version: int, rows: int) -> np.ndarray:
 
 
 def rewound(state: TrainState, rates: Sequence[np.ndarray]) -> Any:
-    """The optimisers of a state with empty tapes, and learning rates [rows] for what will be on them."""
+    """The optimisers of a state with empty tapes, and the learning rates [rows] of the next updates."""
     tapes = [
         tape._replace(count=np.int32(0), rates=each) for tape, each in zip(_tapes(state.optimizer), rates, strict=True)
     ]
@@ -102,12 +102,12 @@ def rewound(state: TrainState, rates: Sequence[np.ndarray]) -> Any:
 
 
 def remembered(state: TrainState) -> list[Any]:
-    """What the optimisers of a state know beside their tapes."""
+    """The states of the optimisers without their tapes."""
     return [tape.inner for tape in _tapes(state.optimizer)]
 
 
 def reminded(state: TrainState, inner: Sequence[Any]) -> Any:
-    """The optimisers of a state, knowing what `remembered` has told."""
+    """The optimisers of a state, with states returned by `remembered`."""
     tapes = [tape._replace(inner=each) for tape, each in zip(_tapes(state.optimizer), inner, strict=True)]
     return tapes[0] if isinstance(state.optimizer, Tape) else tapes
 

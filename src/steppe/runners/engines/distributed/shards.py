@@ -12,7 +12,7 @@ from steppe.runners.engines.distributed.gradient_tape import OptimizerRange
 from steppe.runners.engines.distributed.parameter_server import State
 
 
-def joined(states: Sequence[State], borders: Sequence[int], parts: Sequence[OptimizerRange]) -> State:
+def joined_state(states: Sequence[State], borders: Sequence[int], parts: Sequence[OptimizerRange]) -> State:
     """Joins the servers' states into arrays over all parameters; known pushes are left out, since no worker stays."""
     whole = {
         # A server that replaced another may lag behind the rest.
@@ -22,9 +22,9 @@ def joined(states: Sequence[State], borders: Sequence[int], parts: Sequence[Opti
     }
     whole |= {name: array for name, array in states[0].items() if name.startswith("seen/")}
     pieces: dict[str, list[np.ndarray]] = {}
-    for state, held in zip(states, _held(borders, parts), strict=True):
-        for place, (part, _) in enumerate(held):
-            prefix = f"optimizer/{place}/"
+    for state, ranges in zip(states, _ranges_of_servers(borders, parts), strict=True):
+        for own_index, (part, _) in enumerate(ranges):
+            prefix = f"optimizer/{own_index}/"
             for name, array in state.items():
                 if name.startswith(prefix):
                     pieces.setdefault(f"optimizer/{part}/{name.removeprefix(prefix)}", []).append(array)
@@ -33,7 +33,7 @@ def joined(states: Sequence[State], borders: Sequence[int], parts: Sequence[Opti
     return whole
 
 
-def shared_out(whole: State, borders: Sequence[int], parts: Sequence[OptimizerRange]) -> list[State]:
+def split_state(whole: State, borders: Sequence[int], parts: Sequence[OptimizerRange]) -> list[State]:
     """Splits a joined state into one state for each server."""
     if whole["params"].shape != (borders[-1],):
         raise CheckpointError(
@@ -41,7 +41,9 @@ def shared_out(whole: State, borders: Sequence[int], parts: Sequence[OptimizerRa
             "was made by an experiment with other settings"
         )
     states = []
-    for index, ((start, stop), held) in enumerate(zip(pairwise(borders), _held(borders, parts), strict=True)):
+    for index, ((start, stop), ranges) in enumerate(
+        zip(pairwise(borders), _ranges_of_servers(borders, parts), strict=True)
+    ):
         state = {
             "counters": whole["counters"],
             "params": whole["params"][start:stop],
@@ -50,17 +52,17 @@ def shared_out(whole: State, borders: Sequence[int], parts: Sequence[OptimizerRa
         }
         if index == 0:
             state |= {name: array for name, array in whole.items() if name.startswith("seen/")}
-        for place, (part, inside) in enumerate(held):
+        for own_index, (part, inside) in enumerate(ranges):
             prefix = f"optimizer/{part}/"
             for name, array in whole.items():
                 if name.startswith(prefix):
-                    key = f"optimizer/{place}/{name.removeprefix(prefix)}"
+                    key = f"optimizer/{own_index}/{name.removeprefix(prefix)}"
                     state[key] = array[inside] if array.ndim else array
         states.append({name: np.array(array) for name, array in state.items()})
     return states
 
 
-def _held(borders: Sequence[int], parts: Sequence[OptimizerRange]) -> Iterator[list[tuple[int, slice]]]:
+def _ranges_of_servers(borders: Sequence[int], parts: Sequence[OptimizerRange]) -> Iterator[list[tuple[int, slice]]]:
     """For each server: (optimiser range, slice of that range) of everything that it holds."""
     for start, stop in pairwise(borders):
         yield [

@@ -46,8 +46,8 @@ class HostEngine(Engine):
         self.timesteps_per_iteration = agent.horizon * envs.num_envs
         self._spread = DeviceSpread(agent)
         self.shards = self._spread.shards
-        self._step = LearnStep(agent, self._spread.averaged)
-        learned = self._spread.over_devices(self._step.learn, (EVERYWHERE, BY_ENVIRONMENT), (EVERYWHERE, EVERYWHERE))
+        self._step = LearnStep(agent, self._spread.pmean)
+        learned = self._spread.on_all_devices(self._step.learn, (EVERYWHERE, BY_ENVIRONMENT), (EVERYWHERE, EVERYWHERE))
         # Each device has a core of its own, and computes its products alone.
         jitted = jit_for_learning if agent.context.shards == 1 else jit_for_threads
         self._learn = jitted(learned, donate_argnums=0)
@@ -55,7 +55,7 @@ class HostEngine(Engine):
 
     def begin(self, seed: int) -> None:
         """Starts with fresh parameters and fresh episodes."""
-        self._learner = self._spread.placed(begin(self.agent, keys.make(seed)), EVERYWHERE)
+        self._learner = self._spread.put(begin(self.agent, keys.make(seed)), EVERYWHERE)
         self._collector = RolloutCollector(self.agent, self.envs, self._state, np.random.default_rng(seed))
         self._collector.start(seed)
 
@@ -66,7 +66,7 @@ class HostEngine(Engine):
         rng.bit_generator.state = json.loads(arrays.pop("host/rng").tobytes())
         self._window.record(arrays.pop("host/returns").tolist(), arrays.pop("host/lengths").tolist())
         template = begin(self.agent, keys.make(seed), pretrains=False)
-        restored = self._spread.placed(from_arrays(template, arrays), EVERYWHERE)
+        restored = self._spread.put(from_arrays(template, arrays), EVERYWHERE)
         self._learner = episodes_cut(self.agent, restored)
         self._collector = RolloutCollector(self.agent, self.envs, self._state, rng)
         self._collector.start(int(rng.integers(2**31)))
@@ -94,7 +94,7 @@ class HostEngine(Engine):
                 break
             if collected.is_cut_off:
                 self._learner = episodes_cut(self.agent, self._learner)
-            trajectory = self._spread.placed(collected.trajectory, BY_ENVIRONMENT)
+            trajectory = self._spread.put(collected.trajectory, BY_ENVIRONMENT)
             self._learner, values = self._learn(self._learner, trajectory)
             metrics = self._step.named(values)
             healthy = metrics.pop("is_healthy") == 1.0
@@ -123,4 +123,4 @@ class HostEngine(Engine):
     @property
     def _state(self) -> TrainState:
         """The agent's state on one device, for acting."""
-        return self._spread.one_copy(self._learner.agent)
+        return self._spread.first_copy(self._learner.agent)

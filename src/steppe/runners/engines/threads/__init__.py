@@ -16,8 +16,7 @@ def make_engine(spec: ExperimentSpec) -> Engine:
     """Builds environments, agent and threads; finds every mistake in the spec."""
     from steppe.runners import setup
     from steppe.runners.compilation import let_threads_compute
-    from steppe.runners.engines.threads.engine import ThreadsEngine
-    from steppe.runners.engines.threads.hosts import HostEnvPool
+    from steppe.runners.engines.threads.engine import HostEnvPool, ThreadsEngine
     from steppe.runners.play.episodes import EpisodeRules
 
     let_threads_compute(spec.num_workers)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -18,7 +19,6 @@ from steppe.runners.arrays import below, from_arrays, to_arrays
 from steppe.runners.engines.compiled.rollout import Rollout
 from steppe.runners.engines.learning import LARGEST_TIMESTEP, begin
 from steppe.runners.engines.threads.exploration import explores_apart
-from steppe.runners.engines.threads.hosts import HostEnvPool
 from steppe.runners.engines.threads.model import SharedModel
 from steppe.runners.engines.threads.optimizer_plan import plan_for
 from steppe.runners.engines.threads.program import Program
@@ -27,6 +27,27 @@ from steppe.runners.engines.threads.work_queue import WorkQueue
 from steppe.runners.engines.threads.worker_threads import WorkerThreads
 from steppe.runners.episode_window import EpisodeWindow
 from steppe.runners.play.episodes import EpisodeRules, play
+
+
+class HostEnvPool:
+    """Makes environments for one worker after the other; the first ones already exist, for their spaces."""
+
+    def __init__(self, first: Any, make: Callable[[], Any]) -> None:
+        self._made = [first]
+        self._make = make
+        self._given = 0
+
+    def give(self) -> Any:
+        """Returns the environments of the next worker."""
+        if self._given == len(self._made):
+            self._made.append(self._make())
+        self._given += 1
+        return self._made[self._given - 1]
+
+    def close(self) -> None:
+        """Closes all environments and their processes; may be called again."""
+        for envs in self._made:
+            envs.close()
 
 
 class ThreadsEngine(Engine):

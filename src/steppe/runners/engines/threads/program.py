@@ -224,7 +224,7 @@ class Program:
         )
 
     def _exploring(self, reading: ModelSnapshot) -> Rollout:
-        """The rollout of a worker whose exploration ends where its reading says."""
+        """The rollout of a worker with the final epsilon of its snapshot."""
         assert self.rollout is not None
         if not self.explores_apart:
             return self.rollout
@@ -233,7 +233,7 @@ class Program:
         return rollout
 
     def _prepare(self, state: TrainState, trajectory: Trajectory) -> tuple[TrainState, PreparedRollout]:
-        """What `update` does with a trajectory before its first step."""
+        """Prepares a trajectory as `update` does before its first step."""
         agent: Any = self.agent
         if agent.reward_preprocessing is not None and agent.reward_preprocessing.spans_rollout:
             trajectory = trajectory._replace(rewards=agent.reward_preprocessing(trajectory.rewards, jnp))
@@ -251,7 +251,7 @@ class Program:
         return told
 
     def _draw_and_learn(self, carry: WorkerState, state: TrainState) -> tuple[WorkerState, dict[str, Any]]:
-        """A batch out of the memory, and its gradient where there is enough to draw from."""
+        """A batch of the memory, and its gradient if the memory holds enough."""
         agent: Any = self.agent
         memory, kept = agent.memory, carry.memory
         enough = (kept.filled * memory.num_envs >= self.plan.first_update) & (kept.filled >= memory.n_step)
@@ -324,7 +324,7 @@ class Program:
         return told
 
     def _report(self, name: str, told: dict[str, Any]) -> Array:
-        """All that the host is told, in one vector."""
+        """All results for the host, in one vector."""
         self.reports[name] = Packing(told, largest=None)
         return self.reports[name].pack(told)[0]
 

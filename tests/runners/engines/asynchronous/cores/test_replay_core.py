@@ -146,7 +146,7 @@ def test_as_many_as_can_be_never_refuses_data():
 
 
 @pytest.mark.parametrize("memory", ["replay", "prioritized_replay"])
-def test_a_restored_core_goes_on_exactly(memory):
+def test_a_restored_core_continues_exactly(memory):
     agent = DQN | {"memory": {"type": memory, "capacity": 512}}
     core = core_of(agent)
     for worker in range(3):
@@ -181,7 +181,7 @@ def test_prioritised_drawing_follows_the_errors():
     assert (np.asarray(core._learner.memory.tree) != before).any()
 
 
-def test_observations_are_normalised_by_what_all_workers_saw():
+def test_observations_are_normalised_by_the_statistics_of_all_workers():
     environment = {"id": "CartPole-v1", "normalize_observations": True}
     core = core_of(environment=environment)
     core.take_in(batch_of(core, 1, rows=64, environments=1))

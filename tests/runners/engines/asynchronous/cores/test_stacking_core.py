@@ -47,7 +47,7 @@ def batch_of(core, worker, environments, seed=0):
     return batch
 
 
-def test_columns_are_filled_by_whoever_comes():
+def test_trajectories_of_any_worker_fill_the_stack():
     core = core_of()
     core.take_in(batch_of(core, 1, 2))
     assert (core.can_learn, core.wants_data) == (False, True)
@@ -83,7 +83,7 @@ def test_batches_that_are_not_learned_from_yet_are_counted():
     assert core.unsaved == 0
 
 
-def test_it_learns_what_the_agent_learns_from_the_same_trajectories():
+def test_stacked_trajectories_teach_the_same_as_the_agents_own():
     core = core_of()
     agent, state = core.agent, core._learner.agent
     batch = batch_of(core, 1, 3)
@@ -128,7 +128,7 @@ def test_a_restored_core_has_the_same_agent():
         np.testing.assert_array_equal(array, saved[name], err_msg=name)
 
 
-def test_recurrent_policies_send_what_they_remembered():
+def test_recurrent_policies_send_their_states():
     network = [{"type": "lstm", "size": 4}]
     core = core_of({"share_network": True}, network=network)
     assert core.task.keeps == ("outputs", "internals")

@@ -62,7 +62,7 @@ def together(learner, workers, **options):
         assert not any(thread.is_alive() for thread in threads)
 
 
-def test_an_agent_learns_from_whoever_comes(tmp_path):
+def test_an_agent_learns_from_any_worker_that_connects(tmp_path):
     learner = AsyncLearner(
         DQN, replay=2000, address="127.0.0.1:0", folder=tmp_path / "run", network=LEAN, total_timesteps=3000
     )
@@ -73,7 +73,7 @@ def test_an_agent_learns_from_whoever_comes(tmp_path):
     assert [policy.act(np.full(3, sign, np.float32)) for sign in (-1, 1)] == [0, 1]
 
 
-def test_a_learner_tells_by_itself_how_it_goes(tmp_path, capsys):
+def test_a_learner_prints_its_progress(tmp_path, capsys):
     def learner(folder):
         fields = {"network": LEAN, "total_timesteps": 1000, "address": "127.0.0.1:0"}
         return AsyncLearner(DQN, 2000, folder=tmp_path / folder, **fields)
@@ -101,7 +101,7 @@ def test_a_reader_that_went_away_does_not_end_the_learning(monkeypatch):
     ProgressLines(None)(Progress("training", 64))
 
 
-def test_lines_are_few_and_notices_are_told_once(capsys, monkeypatch):
+def test_progress_lines_are_rare_and_notices_are_printed_once(capsys, monkeypatch):
     now = [100.0]
     monkeypatch.setattr(progress_lines.time, "monotonic", lambda: now[0])
     lines = ProgressLines(None)
@@ -111,7 +111,7 @@ def test_lines_are_few_and_notices_are_told_once(capsys, monkeypatch):
     assert capsys.readouterr().err.splitlines() == ["note: so it is", line, line]
 
 
-def test_a_run_is_resumed_only_where_that_is_asked_for(tmp_path):
+def test_a_run_is_resumed_only_if_that_is_asked_for(tmp_path):
     def learner(timesteps):
         return AsyncLearner(DQN, 2000, address="127.0.0.1:0", folder=tmp_path, network=LEAN, total_timesteps=timesteps)
 
@@ -153,7 +153,7 @@ def test_a_policy_of_ones_own_learns(tmp_path, ratio):
 
 
 @pytest.mark.parametrize("name", ["updates", "episodes", "timestep", "workers", "mean_return"])
-def test_metrics_of_a_policy_of_ones_own_do_not_take_the_place_of_what_is_counted(tmp_path, name):
+def test_a_users_policy_cannot_overwrite_the_runs_own_metrics(tmp_path, name):
     class Counts(Table):
         def learn(self, batch):
             return super().learn(batch) | {name: 1e9}
@@ -164,9 +164,9 @@ def test_metrics_of_a_policy_of_ones_own_do_not_take_the_place_of_what_is_counte
         together(learner, [Table(1)])
 
 
-def test_the_page_names_what_a_policy_may_not_call_its_metrics():
+def test_the_docs_list_the_reserved_metric_names():
     page = (Path(__file__).parents[5] / "docs" / "run-modes" / "async.md").read_text()
-    sentence = page.partition("`learn` may call its metrics anything but")[2].partition(".\n")[0]
+    sentence = page.partition("`learn` may give its metrics any names but")[2].partition(".\n")[0]
     assert set(re.findall(r"`(\w+)`", sentence)) == RESERVED
 
 
@@ -223,7 +223,7 @@ def test_a_learner_with_a_policy_of_ones_own_needs_no_jax_either(tmp_path):
     assert (answer.stdout.strip(), answer.returncode) == ("[]", 0), answer.stderr
 
 
-def test_stopping_saves_what_was_learned(tmp_path):
+def test_stopping_saves_a_checkpoint(tmp_path):
     learner = AsyncLearner(DQN, 2000, address="127.0.0.1:0", folder=tmp_path, network=LEAN, total_timesteps=10**9)
 
     def seen(progress):
@@ -286,7 +286,7 @@ def test_a_default_that_is_written_out_is_no_mistake():
     assert learner.spec.num_workers == 3
 
 
-def test_nobody_outside_is_let_in_without_a_token(tmp_path, monkeypatch):
+def test_listening_beyond_loopback_needs_a_token(tmp_path, monkeypatch):
     monkeypatch.delenv("STEPPE_LEARNER_TOKEN", raising=False)
     with pytest.raises(UserError, match="give a token by token_file or STEPPE_LEARNER_TOKEN"):
         AsyncLearner("sac", address="0.0.0.0:0", folder=tmp_path).run()
@@ -332,7 +332,7 @@ def test_an_address_may_be_a_pair(address: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("address", [("127.0.0.1",), ("127.0.0.1", "6379"), (6379, "127.0.0.1"), 6379, None])
-def test_what_is_no_address_is_refused_with_how_to_write_one(address: Any) -> None:
+def test_an_invalid_address_is_refused_with_an_example(address: Any) -> None:
     for make in (lambda: AsyncLearner("sac", address=address), lambda: AsyncWorker(address, "CartPole-v1")):
         with pytest.raises(UserError, match=r'an address is written "host:port" or \(host, port\)'):
             make()

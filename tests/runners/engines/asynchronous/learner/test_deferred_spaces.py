@@ -55,7 +55,7 @@ class Comer(threading.Thread):
             self.error = error
 
 
-def test_it_trains_with_what_a_worker_tells(pod, tmp_path):
+def test_a_learner_trains_with_the_spaces_of_its_first_worker(pod, tmp_path):
     spec = unknown_here(total_timesteps=200)
     comer = Comer(pod, lambda: GymnasiumEnvs(experiment("CartPole-v1").environment, 1))
     engine = asynchronous.make_engine(spec)
@@ -87,7 +87,7 @@ def test_workers_that_have_it_not_either_end_the_run(pod):
         (EnvironmentAway("nobody listens yet"), []),
     ],
 )
-def test_a_worker_without_an_environment_tells_the_learner_why(monkeypatch, error, told):
+def test_a_worker_reports_why_it_has_no_environment(monkeypatch, error, told):
     reasons = []
     monkeypatch.setattr(async_worker, "decline", lambda learner, *words: reasons.append(words))
 

@@ -97,7 +97,7 @@ def test_every_line_of_metrics_says_how_the_workers_do(tmp_path):
     assert np.isfinite(last["loss"])
 
 
-def test_the_newest_policy_is_posted_even_where_nobody_took_the_one_before():
+def test_a_new_policy_is_posted_even_if_nobody_fetched_the_last_one():
     engine = async_engine(world())
     engine._pool.count = 0
     try:
@@ -142,7 +142,7 @@ def test_episodes_as_batches(tmp_path):
     assert lengths == {10}
 
 
-def test_a_resumed_run_goes_on_with_memory_window_and_counts(tmp_path):
+def test_a_resumed_run_continues_with_memory_window_and_counts(tmp_path):
     first = train_async(tmp_path, world(total_timesteps=1000))
     saved = load_latest(tmp_path)
     assert saved.arrays["memory/timesteps/rewards"].any()
@@ -168,7 +168,7 @@ def test_a_restored_engine_explores_as_far_as_it_had_come(tmp_path):
         engine.close()
 
 
-def test_what_waits_at_a_checkpoint_counts_as_dropped_when_the_run_goes_on():
+def test_batches_waiting_at_a_checkpoint_count_as_dropped_after_a_resume():
     engine = async_engine(world(asynchronous={"queue_size": 3, "evaluation_share": 0.0}))
     try:
         engine.begin(1)
@@ -179,7 +179,7 @@ def test_what_waits_at_a_checkpoint_counts_as_dropped_when_the_run_goes_on():
         engine.close()
 
 
-def test_what_stands_in_line_counts_as_dropped_when_the_run_ends_and_not_before(tmp_path):
+def test_waiting_batches_count_as_dropped_only_when_the_run_ends(tmp_path):
     spec = world(num_workers=3, total_timesteps=10**6, asynchronous={"queue_size": 1, "patience": 60.0})
     engine = async_engine(spec)
     received = []
@@ -203,7 +203,7 @@ def test_what_stands_in_line_counts_as_dropped_when_the_run_ends_and_not_before(
 
 
 @pytest.mark.parametrize("busy_with", ["evaluate", "snapshot"])
-def test_nobody_loses_patience_while_the_learner_evaluates_or_saves(tmp_path, monkeypatch, busy_with):
+def test_workers_do_not_time_out_while_the_learner_evaluates_or_saves(tmp_path, monkeypatch, busy_with):
     wishes = {"queue_size": 1, "patience": 1.0, "update_to_data": 0.01}
     often = {"evaluation": {"every": 1000, "episodes": 1}, "saver_frequency": "1000t"}
     spec = world(total_timesteps=1500, asynchronous=wishes, **often)
@@ -231,7 +231,7 @@ def test_nobody_loses_patience_while_the_learner_evaluates_or_saves(tmp_path, mo
     assert after == before
 
 
-def test_what_was_learned_without_a_timestep_is_saved_too(tmp_path):
+def test_updates_without_timesteps_are_saved(tmp_path):
     wishes = {"update_to_data": "max"}
     spec = world(num_workers=1, total_timesteps=10**6, saver_frequency="64t", asynchronous=wishes)
     engine, seen, saved = async_engine(spec), [], []
@@ -307,7 +307,7 @@ def test_a_call_takes_no_more_batches_than_asked_and_does_not_learn_all_that_is_
         engine.close()
 
 
-def test_learning_does_not_starve_where_more_comes_than_can_be_taken_in(monkeypatch):
+def test_learning_does_not_starve_under_too_many_batches(monkeypatch):
     engine = async_engine(world(asynchronous={"update_to_data": "max", "queue_size": 64}))
     core, turns = engine.core, []
     take_in, learn = core.take_in, core.learn

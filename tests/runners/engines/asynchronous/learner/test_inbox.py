@@ -34,7 +34,7 @@ def test_batches_come_out_in_the_order_they_came():
     assert [inbox.take() for _ in range(4)] == ["a", "b", "c", None]
 
 
-def test_without_patience_what_finds_no_room_is_dropped_and_counted():
+def test_without_patience_batches_for_a_full_inbox_are_dropped_and_counted():
     inbox = Inbox(2, 0.0)
     assert [inbox.put(each) for each in "abcd"] == [True, True, False, False]
     assert (len(inbox), inbox.dropped) == (2, 2)
@@ -66,7 +66,7 @@ def test_patience_ends():
     assert [inbox.take(), inbox.take()] == ["a", None]
 
 
-def test_the_end_wakes_whoever_stands_in_line():
+def test_closing_wakes_all_waiting_threads():
     inbox = Inbox(1, 60.0)
     inbox.put("a")
     results, thread = later(inbox.put, "b")
@@ -81,7 +81,7 @@ def test_the_end_wakes_whoever_stands_in_line():
     assert inbox.left == 2
 
 
-def test_nobody_loses_patience_while_the_learner_is_away():
+def test_waiting_workers_do_not_time_out_while_the_learner_is_paused():
     inbox = Inbox(1, 0.05)
     inbox.put("a")
     with inbox.paused():
@@ -100,7 +100,7 @@ def test_nobody_loses_patience_while_the_learner_is_away():
     assert (results, inbox.dropped) == ([False], 1)
 
 
-def test_who_is_kept_from_going_on_when_it_comes_to_the_line_loses_no_patience_by_it(monkeypatch):
+def test_waiting_worker_keeps_its_timeout_while_the_learner_saves(monkeypatch):
     inbox = Inbox(1, 0.05)
     inbox.put("a")
     # The learner goes away, a batch comes, and nothing is done for 100 s.
@@ -115,7 +115,7 @@ def test_who_is_kept_from_going_on_when_it_comes_to_the_line_loses_no_patience_b
     assert results == [True]
 
 
-def test_who_cannot_wait_does_not_do_so_either_while_the_learner_is_away():
+def test_without_patience_a_pause_does_not_make_a_worker_wait():
     inbox = Inbox(1, 0.0)
     inbox.put("a")
     with inbox.paused():

@@ -14,7 +14,7 @@ def test_every_worker_has_a_number_of_its_own_and_keeps_it():
     assert members.next_number == 3
 
 
-def test_who_vanishes_has_lost_one_batch_until_it_returns():
+def test_a_vanished_worker_counts_as_one_lost_batch_until_it_returns():
     members = Membership()
     _, connection = members.join("a")
     members.join("b")
@@ -26,7 +26,7 @@ def test_who_vanishes_has_lost_one_batch_until_it_returns():
     assert (members.here, members.lost) == (1, 0)
 
 
-def test_what_an_older_connection_says_no_longer_counts():
+def test_messages_about_an_older_connection_are_ignored():
     members = Membership()
     _, first = members.join("a")
     _, second = members.join("a")
@@ -46,7 +46,7 @@ def test_a_batch_that_is_sent_again_counts_once():
     assert members.batches == 3
 
 
-def test_counting_goes_on_from_an_earlier_start():
+def test_counts_continue_from_a_checkpoint():
     members = Membership()
     members.resume(7, 2)
     assert (members.join("a")[0], members.lost) == (7, 2)
@@ -63,7 +63,7 @@ def test_workers_that_left_long_ago_are_forgotten_and_those_here_are_not():
     assert members.join("stays") == (0, connection + 1)
 
 
-def test_a_hung_worker_is_told_of_once():
+def test_a_hanging_worker_is_reported_once():
     members = Membership()
     members.join("a")
     members.give_up("a")
@@ -71,7 +71,7 @@ def test_a_hung_worker_is_told_of_once():
     assert members.take_hung() == set()
 
 
-def test_who_has_no_crew_forgets_whoever_hung():
+def test_an_unmanaged_pool_forgets_hanging_workers():
     members, crew = Membership(), UnmanagedPool()
     crew.start(SimpleNamespace(membership=members), None)
     members.join("a")

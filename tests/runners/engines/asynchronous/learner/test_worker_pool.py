@@ -130,24 +130,24 @@ def opened(monkeypatch):
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:6379", "localhost:6379", "10.0.0.1:6379"])
-def test_a_learner_listens_where_the_other_machines_of_its_ray_reach_it(opened, address):
+def test_a_learner_listens_at_an_address_that_its_rays_machines_reach(opened, address):
     assert opened(address, ["10.0.0.1", "10.0.0.2"])[0] == "10.0.0.1"
     # Others may join it while the run lasts.
     assert opened(address, ["10.0.0.1"])[0] == "10.0.0.1"
 
 
-def test_a_learner_whose_ray_keeps_to_this_machine_does_so_too(opened):
+def test_a_learner_of_a_loopback_ray_listens_on_loopback(opened):
     assert opened("127.0.0.1:6379", ["127.0.0.1"])[0] == "127.0.0.1"
 
 
-def test_workers_are_sent_where_the_learner_is_reached_though_it_listens_everywhere(opened):
+def test_workers_get_a_reachable_address_of_a_learner_that_listens_everywhere(opened):
     _, crew = opened("127.0.0.1:6379", ["10.0.0.1", "10.0.0.2"], "0.0.0.0:7000")
     crew.start(SimpleNamespace(membership=Membership(), address=("0.0.0.0", 7000)), "token")
     assert crew._plan["address"] == "10.0.0.1:7000"
 
 
 @pytest.mark.parametrize("wanted", [None, "0.0.0.0:7000"])
-def test_whose_client_server_is_forwarded_must_say_where_the_learner_is(opened, wanted):
+def test_a_forwarded_ray_client_needs_the_learners_address(opened, wanted):
     with pytest.raises(UserError, match=r"^the machines of the Ray at ray://127.0.0.1:10001 cannot be told .*; give"):
         opened("ray://127.0.0.1:10001", ["10.0.0.1"], wanted)
     assert opened("ray://127.0.0.1:10001", ["10.0.0.1"], "10.0.0.7:7000")[0] == "10.0.0.7"

@@ -86,7 +86,7 @@ def batch(sequence=1, **fields):
     return {"op": "batch", **rows, **counts, "returns": [], "lengths": [], "evaluations": [], **fields}
 
 
-def test_a_worker_is_told_what_to_do_and_its_batches_arrive():
+def test_a_worker_receives_its_task_and_its_batches_arrive():
     with door() as server, client(server) as line:
         welcome = joined(line)
         assert (welcome["op"], welcome["number"], welcome["session"]) == ("welcome", 0, server.board.name)
@@ -146,7 +146,7 @@ def test_a_batch_that_comes_again_after_a_break_is_taken_once():
         assert len(server.inbox) == 2
 
 
-def test_what_was_on_its_way_when_a_worker_died_is_counted():
+def test_a_batch_under_way_when_a_worker_died_is_counted_as_lost():
     with door() as server:
         for name in ("a", "b"):
             with client(server) as line:
@@ -194,7 +194,7 @@ def test_a_worker_waits_for_a_learner_that_is_away_for_longer_than_any_answer_ma
         assert server.membership.lost == 0
 
 
-def test_what_a_worker_was_collecting_when_its_environment_failed_is_counted():
+def test_a_batch_of_a_failed_environment_is_counted_as_lost():
     with door() as server, client(server) as line:
         joined(line)
         assert said(line, {"op": "fault", "message": "the simulator has crashed"}) == {"op": "noted"}
@@ -203,7 +203,7 @@ def test_what_a_worker_was_collecting_when_its_environment_failed_is_counted():
         assert server.membership.lost == 1
 
 
-def test_what_a_worker_prints_is_in_the_learners_log(caplog):
+def test_a_workers_output_is_in_the_learners_log(caplog):
     with door() as server, client(server) as line, caplog.at_level(logging.INFO, "steppe"):
         joined(line)
         lines = [[logging.INFO, "the simulator\n\x1bloads"], [logging.WARNING, "x" * (LONGEST_LINE + 50)]]
@@ -221,7 +221,7 @@ def logged(caplog):
     [None, "a line", [[20, "one too many"]] * 12, [[20]], ["a line"], [[20, "a", "b"]], [["20", "a"]], [[999, "a"]]],
     ids=str,
 )
-def test_what_no_worker_prints_is_refused(lines):
+def test_invalid_log_messages_are_refused(lines):
     with door() as server, client(server) as line:
         joined(line)
         answer = said(line, {"op": "said", "lines": lines})
@@ -229,7 +229,7 @@ def test_what_no_worker_prints_is_refused(lines):
         assert 'the worker sent "lines"' in answer["message"]
 
 
-def test_a_worker_that_says_nothing_is_given_up():
+def test_a_silent_worker_is_given_up():
     with door() as server, client(server) as line:
         joined(line, "silent")
         server.worker_timeout = 0.3
@@ -240,7 +240,7 @@ def test_a_worker_that_says_nothing_is_given_up():
         assert server.membership.take_hung() == {"silent"}
 
 
-def test_the_first_worker_tells_the_spaces_and_waits_for_its_task():
+def test_the_first_worker_reports_the_spaces_and_waits_for_its_task():
     with door(offers=False) as server, client(server) as line:
         assert joined(line) == {"op": "wait"}
         assert server.board.wait_for_spaces(10) == SPACES
@@ -273,7 +273,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_who_speaks_otherwise_is_told_so(wrong):
+def test_messages_of_another_protocol_are_refused(wrong):
     message, kind, words = WRONG[wrong]
     with door() as server, client(server) as line:
         answer = said(line, message)
@@ -358,7 +358,7 @@ def test_a_stranger_cannot_send_much_before_the_token():
         assert said(line, HELLO | {"padding": "x" * 100_000})["kind"] == "protocol"
 
 
-def test_nobody_listens_beyond_this_machine_without_a_token():
+def test_a_server_beyond_loopback_needs_a_token():
     with pytest.raises(UserError, match=r"whoever reaches 0\.0\.0\.0 could feed this learner; give a token"):
         WorkerServer("0.0.0.0", 0, LearnerAccess(), Inbox(1, 0.0), Membership(), 1.0)
     server = WorkerServer("0.0.0.0", 0, LearnerAccess(TOKEN), Inbox(1, 0.0), Membership(), 1.0)
@@ -434,7 +434,7 @@ def test_connections_can_be_encrypted(certificate, tmp_path):
         closing.join(30)
 
 
-def test_a_message_is_what_msgpack_says(tmp_path):
+def test_messages_agree_with_the_msgpack_library(tmp_path):
     """The frames are those of the documentation, whoever writes them."""
     with door() as server, client(server) as line:
         line.sock.sendall(frame(HELLO))

@@ -97,7 +97,7 @@ def test_a_batch_arrives_as_it_was_sent(case, rows):
             assert got == value, name
 
 
-def test_successors_are_sent_only_where_they_are_not_the_next_row():
+def test_successors_are_sent_only_if_they_are_not_the_next_row():
     _, batch = made_up("image", rows=6)
     batch.terminated[:], batch.truncated[:] = False, False
     batch.next_observations[:-1] = batch.observations[1:]

@@ -137,7 +137,7 @@ def test_a_policy_of_ones_own_gets_its_weights_and_acts():
     assert actor.act_greedily(np.zeros((3, 4)), {})[0][0, 0] == 0.25
 
 
-def test_a_policy_of_ones_own_that_acts_for_too_few_is_told_so():
+def test_a_users_policy_that_returns_too_few_actions_is_an_error():
     policy = Pushes()
     policy.act = lambda observations, greedy: [1]
     with pytest.raises(UserError, match="one action each"):

@@ -103,7 +103,7 @@ class Falling(World):
         raise RuntimeError("the wing has fallen off")
 
 
-def test_what_was_printed_is_handed_on_when_it_begins_and_before_it_fails():
+def test_output_is_forwarded_at_the_start_and_before_a_failure():
     messages = []
 
     def script(line):
@@ -170,7 +170,7 @@ def test_another_learner_with_the_same_task_gets_the_batch_and_sends_its_own_pol
     assert policy.seen == [1.0, 2.0]
 
 
-def test_another_task_begins_anew():
+def test_a_worker_starts_again_for_another_task():
     sizes = []
 
     def dies(line):
@@ -262,7 +262,7 @@ ANSWERS = {
 
 
 @pytest.mark.parametrize("answer", ANSWERS)
-def test_what_the_learner_refuses_is_said_at_once(answer):
+def test_a_refusal_of_the_learner_is_raised_at_once(answer):
     message, kind, words = ANSWERS[answer]
 
     def script(line):
@@ -276,7 +276,7 @@ def test_what_the_learner_refuses_is_said_at_once(answer):
 @pytest.mark.parametrize(
     "babble", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\0\0\0\1\xc1", b"\0\0\0\3\x93\1\2", b"\xff" * 100]
 )
-def test_whoever_else_answers_is_no_learner(babble):
+def test_a_server_that_is_no_learner_is_an_error(babble):
     with (
         scripted(lambda line: (line.read(), line.sock.sendall(babble))) as address,
         pytest.raises(SteppeError, match='does not speak version 1 of the protocol "steppe-async"'),
@@ -297,7 +297,7 @@ def test_a_welcome_that_makes_no_sense_is_no_learners(change):
         working(address).work()
 
 
-def test_an_environment_that_fails_is_told_to_the_learner_and_raised():
+def test_an_environment_error_is_reported_to_the_learner_and_raised():
     told = []
 
     class Fails(World):
@@ -506,7 +506,7 @@ def test_a_worker_acts_with_layers_of_modules_that_its_user_allows(tmp_path, mon
     assert marker.exists()
 
 
-def test_a_policy_that_makes_no_sense_is_told_in_one_sentence():
+def test_an_invalid_policy_is_an_error_of_one_sentence():
     def script(line):
         greet(line, policy={"network": 7})
 

@@ -80,7 +80,7 @@ def collector(task, envs=None, actor=None):
     return BatchCollector(envs, actor or Actor(), task, form, np.random.default_rng(0))
 
 
-def test_rows_follow_one_another_and_episodes_end_where_they_did():
+def test_batches_hold_consecutive_timesteps_and_the_ends_of_episodes():
     mine = collector(Task(least=24, most=24))
     first, second = mine.collect(), mine.collect()
     assert first.observations.shape == (12, 2, 2)
@@ -171,7 +171,7 @@ def test_with_one_environment_a_batch_ends_early_rather_than_an_episode_be_cut()
     assert batch.timesteps <= 12
 
 
-def test_episodes_that_break_off_are_truncated_where_they_were():
+def test_interrupted_episodes_are_marked_as_truncated():
     envs = Counts(1)
     mine = collector(Task(least=12, most=12), envs)
     envs.breaks_at = 3

@@ -1,1 +1,1 @@
-"""What learns, whatever it learns with."""
+"""The learning cores: agents with a memory, agents with trajectories, and policies of the user's own."""

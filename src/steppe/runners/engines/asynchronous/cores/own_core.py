@@ -46,7 +46,7 @@ class OwnPolicy(Protocol):
     """
 
     def act(self, observations: np.ndarray, greedy: bool) -> Any:
-        """Observations [N, ...] -> actions [N, ...], choices counted from 0; the best ones where `greedy`."""
+        """Observations [N, ...] -> actions [N, ...], choices counted from 0; the best ones if `greedy`."""
 
     def learn(self, batch: Mapping[str, np.ndarray]) -> Mapping[str, float]:
         """One update on a sample of the memory; metrics by name, such as {"loss": 0.1}, but none of `RESERVED`."""

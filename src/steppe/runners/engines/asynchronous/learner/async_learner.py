@@ -20,10 +20,9 @@ from steppe.records.checkpoints import Checkpoint
 from steppe.runners._base import Progress, RunOutcome
 from steppe.runners.engines.asynchronous.cores._base import Core
 from steppe.runners.engines.asynchronous.learner.engine import AsyncEngine
-from steppe.runners.engines.asynchronous.learner.open_server import open_server
 from steppe.runners.engines.asynchronous.learner.progress_lines import ProgressLines
 from steppe.runners.engines.asynchronous.learner.worker_pool import UnmanagedPool
-from steppe.runners.engines.asynchronous.learner.worker_server import WorkerServer
+from steppe.runners.engines.asynchronous.learner.worker_server import WorkerServer, open_server
 from steppe.runners.engines.asynchronous.wire.access import LearnerAccess, access_from
 from steppe.runners.engines.asynchronous.wire.board import Spaces
 from steppe.runners.engines.asynchronous.wire.task import LONGEST_EPISODE, TIMESTEPS, Task
@@ -99,7 +98,7 @@ class AsyncLearner:
         elif replay is not None:
             agent = _with_memory(policy, replay)
         self.spec = _experiment(agent, fields)
-        self._wish: str | None = None
+        self._requested: str | None = None
         self._server: WorkerServer | None = None
 
     @property
@@ -121,9 +120,9 @@ class AsyncLearner:
                 f"there is a run in {self._folder} already; go on with run(resume=True), or name a new folder"
             )
         checkpoint = checkpoints.load_latest(self._folder) if saved or resume is True else None
-        wishes = self.spec.asynchronous
-        access = access_from(wishes.token_file, wishes.tls_cert, wishes.tls_key)
-        server = self._server = open_server(wishes, self._host, self._port, access)
+        options = self.spec.asynchronous
+        access = access_from(options.token_file, options.tls_cert, options.tls_key)
+        server = self._server = open_server(options, self._host, self._port, access)
         with _Signals(self.stop):
             try:
                 log.info("listening for workers at %s:%d", *server.address)
@@ -139,7 +138,7 @@ class AsyncLearner:
 
     def stop(self) -> None:
         """Makes `run` save and return; may be called from another thread or a signal handler."""
-        self._wish = "stop"
+        self._requested = "stop"
 
     def _learn(
         self,
@@ -151,18 +150,18 @@ class AsyncLearner:
         from steppe.runners.loop import TrainingLoop
 
         while (spaces := server.board.wait_for_spaces(WAIT_SECONDS)) is None:
-            if self._wish is not None:
+            if self._requested is not None:
                 return RunOutcome("stopped", "asked to stop before the first worker came", 0, 0, 0, None, 0.0, [])
         engine = AsyncEngine(self._core(spaces), lambda host: (server, access), UnmanagedPool())
         self._folder.mkdir(parents=True, exist_ok=True)
         try:
             with closing(HeldFolder(self._folder)) as held:
-                return TrainingLoop(self.spec, engine, held, lambda: self._wish, show).run(checkpoint)
+                return TrainingLoop(self.spec, engine, held, lambda: self._requested, show).run(checkpoint)
         finally:
             engine.close()
 
     def _core(self, spaces: Spaces) -> Core:
-        wishes = self.spec.asynchronous
+        options = self.spec.asynchronous
         if self._own is None:
             from steppe.runners.compilation import prepare_jax
             from steppe.runners.engines.asynchronous.learner.core_factory import make_core
@@ -172,17 +171,17 @@ class AsyncLearner:
             return make_core(self.spec, spaces, self.spec.max_timesteps_per_episode)
         from steppe.runners.engines.asynchronous.cores.own_core import OwnCore
 
-        size = wishes.batch_timesteps
+        size = options.batch_timesteps
         least, most = (1, LONGEST_EPISODE) if size == "episode" else (size or TIMESTEPS, size or TIMESTEPS)
         task = Task(
             least=least,
             most=most,
-            evaluation_share=wishes.evaluation_share,
+            evaluation_share=options.evaluation_share,
             max_timesteps=self.spec.max_timesteps_per_episode,
             repeat_actions=self.spec.repeat_actions,
-            patience=wishes.patience,
+            patience=options.patience,
         )
-        ratio = None if wishes.update_to_data in (None, "max") else float(wishes.update_to_data or 0.0)
+        ratio = None if options.update_to_data in (None, "max") else float(options.update_to_data or 0.0)
         return OwnCore(*self._own, task, spaces, ratio)
 
 

@@ -7,8 +7,8 @@ import logging
 from steppe.errors import MissingEnvironment, UserError
 from steppe.runners.engines.asynchronous.learner.core_factory import make_core
 from steppe.runners.engines.asynchronous.learner.engine import AsyncEngine
-from steppe.runners.engines.asynchronous.learner.open_server import server_opener
 from steppe.runners.engines.asynchronous.learner.pod_pool import PodWorkerPool, in_pods
+from steppe.runners.engines.asynchronous.learner.worker_server import server_opener
 from steppe.runners.play.episodes import EpisodeRules
 from steppe.runners.setup import num_envs_of
 from steppe.specs.experiment import ExperimentSpec

@@ -7,15 +7,13 @@ import logging
 import os
 import time
 from collections import deque
-from pathlib import Path
 
 from steppe.errors import EnvironmentFault, UserError
 from steppe.files.durable import write_atomically
-from steppe.runners.engines.asynchronous.learner.worker_pool import BATCHES_PER_DEATH, START_SECONDS, TEND_SECONDS
+from steppe.runners.engines.asynchronous.learner.worker_pool import BATCHES_PER_DEATH, TEND_SECONDS, ManagedPool
 from steppe.runners.engines.asynchronous.learner.worker_server import WorkerServer
 from steppe.runners.play.episodes import EpisodeRules
 from steppe.runners.pods import CREW_FILE_VARIABLE, LEARNER_PORT, RollCall
-from steppe.specs.allowed_modules import named_by
 from steppe.specs.experiment import ExperimentSpec
 from steppe.specs.running.asynchronous import AsyncSpec
 
@@ -27,20 +25,17 @@ SPARE_DEATHS = 10
 log = logging.getLogger(__name__)
 
 
-def in_pods(wishes: AsyncSpec) -> AsyncSpec:
+def in_pods(options: AsyncSpec) -> AsyncSpec:
     """The settings with the address at which other Pods look for a learner."""
-    return wishes.model_copy(update={"address": f"0.0.0.0:{LEARNER_PORT}"})
+    return options.model_copy(update={"address": f"0.0.0.0:{LEARNER_PORT}"})
 
 
-class PodWorkerPool:
+class PodWorkerPool(ManagedPool):
     """Writes the file that tells workers what to do, which the Pod hands out; Kubernetes starts and replaces them."""
 
     def __init__(self, spec: ExperimentSpec, rules: EpisodeRules, num_envs: int) -> None:
-        self._spec, self._rules, self._num_envs = spec, rules, num_envs
-        self._supervised = self._started = 0.0
-        self._level = 0.0
-        self._batches = self._lost = self._declined = 0
-        self._has_warned = False
+        super().__init__(spec, rules, num_envs)
+        self._lost = self._declined = 0
         self._roll_call = RollCall()
 
     def open(self) -> str:
@@ -49,16 +44,7 @@ class PodWorkerPool:
 
     def start(self, server: WorkerServer, token: str | None) -> None:
         """Writes the file, so that workers may come from now on."""
-        certificate = self._spec.asynchronous.tls_cert
-        plan = {
-            "certificate": None if certificate is None else Path(certificate).read_text(),
-            "environment": self._rules.environment.model_dump(mode="json"),
-            "num_envs": self._num_envs,
-            "max_timesteps": self._rules.max_timesteps,
-            "repeat_actions": self._rules.repeat_actions,
-            "modules": sorted(named_by(self._spec).names),
-        }
-        self._plan, self._hung = plan, deque[str](maxlen=HUNG_REMEMBERED)
+        self._plan, self._hung = self._configuration(), deque[str](maxlen=HUNG_REMEMBERED)
         self._write()
         self._membership, self._started = server.membership, time.monotonic()
         self._lost, self._declined = server.membership.lost, server.membership.declined
@@ -74,7 +60,7 @@ class PodWorkerPool:
             return None
         self._supervised, members = now, self._membership
         self._note_joined()
-        self._warn_if_missing(now)
+        self._warn_if_missing(now, "the cluster may have no room for more Pods")
         if hung := members.take_hung():
             log.warning("workers that hang are replaced: %d", len(hung))
             self._hung.extend(sorted(hung))
@@ -102,15 +88,3 @@ class PodWorkerPool:
     def _note_joined(self) -> None:
         wanted = self._spec.num_workers
         self._roll_call.note("worker", min(self._membership.here, wanted), wanted)
-
-    def _warn_if_missing(self, now: float) -> None:
-        if self._has_warned or now - self._started < START_SECONDS:
-            return
-        self._has_warned = True
-        if self._membership.here < self._spec.num_workers:
-            log.warning(
-                "only %d of %d workers have joined after %d s; the cluster may have no room for more Pods",
-                self._membership.here,
-                self._spec.num_workers,
-                START_SECONDS,
-            )

@@ -95,17 +95,47 @@ class WorkerSlot:
     """Why it was ended, if that is known."""
 
 
-class RayWorkerPool:
-    """`num_workers` Ray actors."""
+class ManagedPool:
+    """The common part of pools with `num_workers` workers that are replaced when they die."""
+
+    _membership: Membership
 
     def __init__(self, spec: ExperimentSpec, rules: EpisodeRules, num_envs: int) -> None:
         self._spec, self._rules, self._num_envs = spec, rules, num_envs
-        self._stack = contextlib.ExitStack()
-        self._slots: list[WorkerSlot] = []
         self._level = 0.0
+        """Deaths that received batches have not made up for."""
         self._supervised = self._started = 0.0
         self._batches = 0
         self._has_warned = False
+
+    def _configuration(self) -> dict[str, Any]:
+        """What all workers must know to make their environments and to trust the learner."""
+        certificate = self._spec.asynchronous.tls_cert
+        return {
+            "certificate": None if certificate is None else Path(certificate).read_text(),
+            "environment": self._rules.environment.model_dump(mode="json"),
+            "num_envs": self._num_envs,
+            "max_timesteps": self._rules.max_timesteps,
+            "repeat_actions": self._rules.repeat_actions,
+            "modules": sorted(named_by(self._spec).names),
+        }
+
+    def _warn_if_missing(self, now: float, place: str) -> None:
+        if self._has_warned or now - self._started < START_SECONDS:
+            return
+        self._has_warned = True
+        here, wanted = self._membership.here, self._spec.num_workers
+        if here < wanted:
+            log.warning("only %d of %d workers have joined after %d s; %s", here, wanted, START_SECONDS, place)
+
+
+class RayWorkerPool(ManagedPool):
+    """`num_workers` Ray actors."""
+
+    def __init__(self, spec: ExperimentSpec, rules: EpisodeRules, num_envs: int) -> None:
+        super().__init__(spec, rules, num_envs)
+        self._stack = contextlib.ExitStack()
+        self._slots: list[WorkerSlot] = []
 
     def open(self) -> str:
         """Joins or starts a Ray; if it spans several machines, the learner must be reachable from all of them."""
@@ -128,16 +158,9 @@ class RayWorkerPool:
         host, port = server.address
         if _is_everywhere(host):
             host = self._host
-        certificate = self._spec.asynchronous.tls_cert
-        self._plan: dict[str, Any] = {
+        self._plan: dict[str, Any] = self._configuration() | {
             "address": f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
             "token": token,
-            "certificate": None if certificate is None else Path(certificate).read_text(),
-            "environment": self._rules.environment.model_dump(mode="json"),
-            "num_envs": self._num_envs,
-            "max_timesteps": self._rules.max_timesteps,
-            "repeat_actions": self._rules.repeat_actions,
-            "modules": sorted(named_by(self._spec).names),
             "reconnect": self._spec.asynchronous.reconnect,
             "paths": tuple(str(Path(path).absolute()) for path in sys.path),
         }
@@ -152,7 +175,7 @@ class RayWorkerPool:
             return None
         self._supervised = now
         membership: Membership = self._membership
-        self._warn_if_missing(now)
+        self._warn_if_missing(now, "the Ray may have no room for more")
         received = membership.batches
         self._level = max(0.0, self._level - (received - self._batches) / BATCHES_PER_DEATH)
         self._batches = received
@@ -242,18 +265,6 @@ class RayWorkerPool:
         if ending.kind == "user" and not self._batches:
             raise UserError(ending.sentence)
         return ending.sentence or "it ended by itself"
-
-    def _warn_if_missing(self, now: float) -> None:
-        here = self._membership.here
-        if not self._has_warned and now - self._started > START_SECONDS:
-            self._has_warned = True
-            if here < self._spec.num_workers:
-                log.warning(
-                    "only %d of %d workers have joined after %d s; the Ray may have no room for more",
-                    here,
-                    self._spec.num_workers,
-                    START_SECONDS,
-                )
 
 
 def _is_everywhere(host: str) -> bool:

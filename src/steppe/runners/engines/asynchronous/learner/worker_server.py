@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import secrets
 import socket
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,9 +18,11 @@ from steppe.net.sockets import is_loopback
 from steppe.runners.engines.asynchronous.learner.inbox import Inbox
 from steppe.runners.engines.asynchronous.learner.membership import Membership
 from steppe.runners.engines.asynchronous.learner.work_session import WorkSession
-from steppe.runners.engines.asynchronous.wire.access import LearnerAccess
+from steppe.runners.engines.asynchronous.wire.access import LearnerAccess, access_from
 from steppe.runners.engines.asynchronous.wire.board import Board
 from steppe.runners.engines.asynchronous.wire.protocol import GREETING_SECONDS, NAME, VERSION
+from steppe.specs.running.asynchronous import AsyncSpec
+from steppe.specs.running.connections import split_address
 
 LIMITS = AdmissionLimits(2048, 1024, pending=512, pending_per_address=256, greeting_seconds=GREETING_SECONDS)
 """Hundreds of workers of one machine may connect at once."""
@@ -88,6 +92,29 @@ class WorkerServer:
         thread = threading.Thread(target=session.run, name=f"worker at {member.peer[0]}", daemon=True)
         thread.start()
         self._sessions = {each: its for each, its in self._sessions.items() if its.is_alive()} | {session: thread}
+
+
+def server_opener(options: AsyncSpec) -> Callable[[str], tuple[WorkerServer, LearnerAccess]]:
+    """Returns a function that opens the server at a host, or at `asynchronous.address` if that is given.
+
+    Without a token of the user's a random one is made, for the workers that the run starts itself.
+    """
+
+    def opened(host: str) -> tuple[WorkerServer, LearnerAccess]:
+        access = access_from(options.token_file, options.tls_cert, options.tls_key)
+        port = 0
+        if options.address is not None:
+            host, port = split_address(options.address)
+        access = access if access.token is not None else replace(access, token=secrets.token_hex(32))
+        return open_server(options, host, port, access), access
+
+    return opened
+
+
+def open_server(options: AsyncSpec, host: str, port: int, access: LearnerAccess) -> WorkerServer:
+    """A server that listens at (host, port)."""
+    inbox = Inbox(options.queue_size, options.patience)
+    return WorkerServer(host, port, access, inbox, Membership(), options.worker_timeout)
 
 
 def _join(sessions: dict[WorkSession, threading.Thread], seconds: float) -> None:

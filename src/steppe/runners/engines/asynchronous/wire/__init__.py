@@ -1,1 +1,1 @@
-"""What a learner and its workers say to each other."""
+"""The protocol between a learner and its workers."""
