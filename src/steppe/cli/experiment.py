@@ -9,9 +9,9 @@ import typer
 
 from steppe.cli.display import experiment_tables
 from steppe.cli.input import completion
-from steppe.cli.input.flags import RESUME_SETS, SEEDS, SETS, with_experiment_flags
+from steppe.cli.input.flags import QUIET, RESUME_SETS, SEEDS, SETS, with_experiment_flags
 from steppe.cli.input.parsing import EXPERIMENT_ARGUMENT, EXPERIMENT_OPTION, SteppeApp, experiment_name
-from steppe.cli.train import DETACH, QUIET
+from steppe.cli.train import DETACH
 
 if TYPE_CHECKING:
     from steppe.experiments.run_folder.store import RunFolder

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from steppe.cli.input.flags import ALLOW_MODULES
+from steppe.cli.input.flags import ALLOW_MODULES, QUIET, WHAT_IS_PLAYED
 
 if TYPE_CHECKING:
     from steppe.serve.clients import Access
@@ -40,16 +40,7 @@ AS_JSON = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 def play(
     url: ENDPOINT_URL = DEFAULT_URL,
-    environment: Annotated[
-        str | None,
-        typer.Option(
-            "-E",
-            "--environment",
-            metavar="ENV",
-            help="What is played: a gymnasium id, module:callable, a name in configs/environments/ or a file; without "
-            "it what the endpoint's policy was trained in.",
-        ),
-    ] = None,
+    environment: WHAT_IS_PLAYED = None,
     runners: Annotated[int, typer.Option("--runners", metavar="N", min=1, help="How many play at once.")] = 1,
     episodes: Annotated[
         int, typer.Option("--episodes", metavar="N", min=1, help="How many episodes are played in all.")
@@ -95,7 +86,7 @@ def play(
     ] = None,
     as_json: AS_JSON = False,
     allow_modules: ALLOW_MODULES = None,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Show no progress and no summary.")] = False,
+    quiet: QUIET = False,
 ) -> int:
     """Play an environment through an endpoint, tell it the rewards, and show the scores of each route.
 

@@ -157,6 +157,22 @@ SEEDS = Annotated[
     ),
 ]
 
+QUIET = Annotated[bool, typer.Option("-q", "--quiet", help="Show no progress and no summary.")]
+STOCHASTIC = Annotated[
+    bool, typer.Option("--stochastic", help="Draw actions as in training instead of taking the best.")
+]
+
+
+def environment_option(what: str, otherwise: str) -> Any:
+    """-E of a command that plays; `what` it is there, and which environment it is `otherwise`."""
+    names = "a gymnasium id, module:callable, a name in configs/environments/ or a file"
+    help_text = f"{what}: {names}; without it {otherwise}."
+    return Annotated[str | None, typer.Option("-E", "--environment", metavar="ENV", help=help_text)]
+
+
+WHERE_IT_PLAYS = environment_option("Where it plays", "where it was trained")
+WHAT_IS_PLAYED = environment_option("What is played", "what the endpoint's policy was trained in")
+
 TEXTS = {"agent", "network", "environment", "cluster", "run_mode", "platform", "address"}
 """Flags whose words are never numbers."""
 
@@ -184,22 +200,37 @@ CLUSTER_SETS = Annotated[
 
 def with_experiment_flags(command: Callable[..., Any]) -> Callable[..., Any]:
     """Gives a command all FLAGS and --set; it receives them as `fields` (those that were given) and `sets`."""
-    own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name not in ("fields", "sets")]
-    shared = {**FLAGS, "sets": SETS}
+
+    def receive(values: dict[str, Any]) -> dict[str, Any]:
+        sets = values.pop("sets") or []
+        fields = {name: _value(name, value) for name, value in values.items() if value is not None}
+        _check_episodes(fields.get("episodes"))
+        _check_seed(fields.get("seed"))
+        if (address := fields.pop("address", None)) is not None:
+            sets = [f"ray.address={json.dumps(address)}", *sets]
+        return {"fields": fields, "sets": sets}
+
+    return with_options(command, {**FLAGS, "sets": SETS}, {}, receive, ("fields", "sets"))
+
+
+def with_options(
+    command: Callable[..., Any],
+    options: dict[str, Any],
+    defaults: dict[str, Any],
+    receive: Callable[[dict[str, Any]], dict[str, Any]],
+    received: tuple[str, ...],
+) -> Callable[..., Any]:
+    """The command with more options; it gets the parameters `received`, which `receive` makes of their values."""
+    own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name not in received]
     added = [
-        inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=a) for n, a in shared.items()
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=defaults.get(name), annotation=annotation)
+        for name, annotation in options.items()
     ]
 
     @functools.wraps(command)
     def wrapper(**given: Any) -> Any:
-        values = {name: given.pop(name) for name in FLAGS}
-        fields = {name: _value(name, value) for name, value in values.items() if value is not None}
-        _check_episodes(fields.get("episodes"))
-        _check_seed(fields.get("seed"))
-        sets = given.pop("sets") or []
-        if (address := fields.pop("address", None)) is not None:
-            sets = [f"ray.address={json.dumps(address)}", *sets]
-        return command(fields=fields, sets=sets, **given)
+        values = {name: given.pop(name) for name in options}
+        return command(**receive(values), **given)
 
     parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own] + added
     wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
