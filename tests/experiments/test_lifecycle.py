@@ -276,6 +276,24 @@ def test_more_timesteps_move_a_decaying_learning_rate_and_that_is_told(decaying:
     ]
 
 
+@pytest.mark.parametrize(
+    ("decay", "final", "rates"),
+    [
+        ("linear", 0.15, "is 0.275 instead of 0.25, and it reaches 0.15 at"),
+        ("exponential", 0.0003, "is 0.0949 instead of 0.03, and it reaches 0.0003 at"),
+        ("cosine", 0.0, "is 0.28 instead of 0.225, and it reaches zero at"),
+    ],
+)
+def test_the_notice_of_a_moved_decay_tells_the_rates_of_the_agents_own_schedule(
+    decaying: RunFolder, decay: str, final: float, rates: str
+) -> None:
+    agent = {"type": "ppo", "learning_rate": 0.3, "learning_rate_decay": decay, "final_learning_rate": final}
+    spec = ExperimentSpec.model_validate(decaying.spec().model_dump(mode="json") | {"agent": agent})
+    decaying.write_spec(spec)
+    (notice,) = lifecycle.prepare(decaying, resume=True, sets=["total_timesteps=60"])
+    assert rates in notice
+
+
 def test_what_leaves_a_decaying_learning_rate_alone_is_not_told(decaying: RunFolder, ended: Any) -> None:
     decaying.write_status(Status("paused", timestep=10))
     assert lifecycle.prepare(decaying, resume=True, sets=["saver_frequency=5s"]) == []

@@ -19,6 +19,7 @@ from steppe.experiments.process.run import run
 from steppe.experiments.project import find_experiment, store_for_new_runs
 from steppe.experiments.run_folder.status import progress_of
 from steppe.experiments.run_folder.store import RunFolder, Status, Store
+from steppe.files.run_files import POLICY_FOLDER
 from steppe.specs.environment import IN_PROCESS
 
 if TYPE_CHECKING:
@@ -231,7 +232,7 @@ class Experiment:
         from steppe.specs.allowed_modules import AllowedModules
 
         allowed = AllowedModules(self._modules) | AllowedModules.of(allow_modules)
-        return load_policy(self.folder / "policy", allow_modules=allowed)
+        return load_policy(self.folder / POLICY_FOLDER, allow_modules=allowed)
 
     def evaluate(
         self,

@@ -9,8 +9,9 @@ from pathlib import Path
 from steppe.errors import ProjectError
 from steppe.experiments.project import EXPERIMENTS, Project
 from steppe.experiments.run_folder.status import read_object
-from steppe.experiments.run_folder.store import SPEC_FILE, RunFolder
+from steppe.experiments.run_folder.store import RunFolder
 from steppe.files.durable import storing, write_atomically
+from steppe.files.run_files import SPEC_FILE
 from steppe.specs.loading import limited_reading
 from steppe.specs.loading.files import OLD_PROJECT_FILE, PROJECT_FILE, SUFFIXES, read_project
 from steppe.tensorforce import client_files

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from steppe.errors import ProjectError, StateError, UserError
 from steppe.experiments.project import find_experiment, let_allowed_modules_import
 from steppe.experiments.run_folder.store import RunFolder
+from steppe.files.run_files import BEST_FOLDER, LAST_FOLDER, POLICY_FOLDER
 from steppe.policies.policy_folder import TENSORS_FILE
 from steppe.specs.allowed_modules import AllowedModules, named_by, named_in
 from steppe.specs.environment import EnvironmentSpec
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from steppe.specs.experiment import ExperimentSpec
 
 Which = Literal["best", "last"]
-POLICY_FOLDER, BEST_FOLDER, LAST_FOLDER = "policy", "policy/best", "policy/last"
 
 
 def find_player(

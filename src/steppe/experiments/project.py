@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from steppe.errors import ProjectError, SpecError, StateError
 from steppe.experiments.hints import commands
-from steppe.experiments.run_folder.store import SPEC_FILE, RunFolder, Store
+from steppe.experiments.run_folder.store import RunFolder, Store
 from steppe.files.durable import storing, write_atomically
+from steppe.files.run_files import SPEC_FILE
 from steppe.specs.allowed_modules import AllowedModules
 from steppe.specs.loading.files import OLD_PROJECT_FILE, PROJECT_FILE, find_project, read_project, read_spec_file
 from steppe.specs.loading.suggestions import did_you_mean

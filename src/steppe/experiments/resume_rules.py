@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from steppe.errors import UserError
 from steppe.experiments.hints import CALLS
-from steppe.experiments.run_folder.store import SPEC_FILE, RunFolder
+from steppe.experiments.run_folder.store import RunFolder
+from steppe.files.run_files import SPEC_FILE
 
 if TYPE_CHECKING:
     from steppe.specs.experiment import ExperimentSpec
@@ -95,13 +96,19 @@ def moved_decay(before: ExperimentSpec, spec: ExperimentSpec, timestep: int | No
         return []
     from steppe.agents import agent_class
 
-    settings = spec.agent.settings_as(agent_class(spec.agent).Settings)
-    if getattr(settings, "learning_rate_decay", "none") != "linear":
+    settings: Any = spec.agent.settings_as(agent_class(spec.agent).Settings)
+    decay = getattr(settings, "learning_rate_decay", "none")
+    if decay == "none":
         return []
-    was, now = (settings.learning_rate * max(0.0, 1.0 - timestep / total) for total in (old, new))
+    from steppe.agents.core.optimizers import learning_rate_schedule
+
+    # The schedule is by updates, of which each timestep brings the same share.
+    schedules: list[Any] = [learning_rate_schedule(settings, total, settings.learning_rate) for total in (old, new)]
+    was, now = (float(schedule(timestep)) for schedule in schedules)
+    end = f"{settings.final_learning_rate:.3g}" if settings.final_learning_rate else "zero"
     return [
-        f"learning_rate_decay is linear, so the new total_timesteps moves it: from timestep {timestep:,} on the "
-        f"learning rate is {now:.3g} instead of {was:.3g}, and it reaches zero at timestep {new:,}"
+        f"learning_rate_decay is {decay}, so the new total_timesteps moves it: from timestep {timestep:,} on the "
+        f"learning rate is {now:.3g} instead of {was:.3g}, and it reaches {end} at timestep {new:,}"
     ]
 
 

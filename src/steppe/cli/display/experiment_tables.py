@@ -197,7 +197,7 @@ def _readable_row(folder: RunFolder) -> dict[str, Any]:
 def _check_row(folder: RunFolder, row: dict[str, Any]) -> None:
     """Refuses an experiment.json of other types than every spec has."""
     from steppe.errors import SpecError
-    from steppe.experiments.run_folder.store import SPEC_FILE
+    from steppe.files.run_files import SPEC_FILE
 
     for name in ("run_mode", "platform", "environment", "agent"):
         if not isinstance(row[name], str):
@@ -244,9 +244,10 @@ def _policy(folder: RunFolder) -> dict[str, Any]:
     """policy.json, where it can be read."""
     from steppe.errors import SteppeError
     from steppe.experiments.run_folder.status import read_object
+    from steppe.files.run_files import POLICY_FOLDER
 
     with contextlib.suppress(SteppeError):
-        return read_object(folder.path / "policy" / "policy.json")
+        return read_object(folder.path / POLICY_FOLDER / "policy.json")
     return {}
 
 

@@ -13,6 +13,14 @@ from typing import TYPE_CHECKING, Any
 from steppe.display.console import console
 from steppe.display.text import duration, told_scores
 from steppe.experiments.run_folder.states import stands
+from steppe.files.run_files import (
+    CHECKPOINTS_FOLDER,
+    LOG_FILE,
+    POLICY_FOLDER,
+    REPORT_FILE,
+    TENSORBOARD_FOLDER,
+    VIDEOS_FOLDER,
+)
 from steppe.specs.loading.files import shown_path
 
 if TYPE_CHECKING:
@@ -87,16 +95,16 @@ def print_end(folder: RunFolder, status: Status, told: Collection[str] = (), rea
         markup=False,
     )
     for label, name in (
-        ("policy", "policy"),
-        ("checkpoints", "checkpoints"),
-        ("TensorBoard", "tensorboard"),
-        ("report", "report.html"),
-        ("video", "videos"),
-        *([("log", "log.txt")] if status.state == "failed" else []),
+        ("policy", POLICY_FOLDER),
+        ("checkpoints", CHECKPOINTS_FOLDER),
+        ("TensorBoard", TENSORBOARD_FOLDER),
+        ("report", REPORT_FILE),
+        ("video", VIDEOS_FOLDER),
+        *([("log", LOG_FILE)] if status.state == "failed" else []),
     ):
         path = folder.path / name
         if path.exists():
-            size = _large_size(folder) if name == "checkpoints" else ""
+            size = _large_size(folder) if name == CHECKPOINTS_FOLDER else ""
             out.print(f"  {label:<12} {shown_path(path)}{'/' if path.is_dir() else ''}{size}", markup=False)
     say([notice for notice in status.notices if notice not in told])
     out.print("try next:")
@@ -125,13 +133,13 @@ def next_commands(folder: RunFolder, status: Status) -> list[str]:
     data = folder.spec_data()
     learns = data["agent"]["type"] not in ("random", "constant")
     # That of timestep 0 has learned nothing.
-    has_policy = status.timestep > 0 and (folder.path / "policy").is_dir()
+    has_policy = status.timestep > 0 and (folder.path / POLICY_FOLDER).is_dir()
     if learns and has_policy and find_spec("uvicorn") is not None:
         commands.append(ways.serve)
     if learns and has_policy and find_spec("onnx") is not None:
-        commands.append(f"steppe policy export {shlex.quote(shown_path(folder.path / 'policy'))} --to policy.onnx")
-    if (folder.path / "tensorboard").is_dir() and find_spec("tensorboard") is not None:
-        commands.append(f"tensorboard --logdir {shlex.quote(shown_path(folder.path / 'tensorboard'))}")
+        commands.append(f"steppe policy export {shlex.quote(shown_path(folder.path / POLICY_FOLDER))} --to policy.onnx")
+    if (folder.path / TENSORBOARD_FOLDER).is_dir() and find_spec("tensorboard") is not None:
+        commands.append(f"tensorboard --logdir {shlex.quote(shown_path(folder.path / TENSORBOARD_FOLDER))}")
     if status.state == "completed":
         # Both take every kind of action, so the command works whatever the environment.
         other = "vpg" if data["agent"]["type"] == "ppo" else "ppo"

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from steppe.errors import StorageError
 from steppe.experiments.run_folder.states import Event
-from steppe.experiments.run_folder.store import LOG_FILE, RunFolder, Status
+from steppe.experiments.run_folder.store import RunFolder, Status
 from steppe.files.held_folder import FolderGone, HeldFolder
+from steppe.files.run_files import LOG_FILE
 from steppe.signals import EndRequest
 
 if TYPE_CHECKING:

@@ -22,6 +22,15 @@ from steppe.experiments.run_folder.states import Event, State, advance
 from steppe.experiments.run_folder.status import UNREADABLE, Status, read_object, read_status_file
 from steppe.files.durable import storing, sync_folder, write_atomically, write_synced
 from steppe.files.held_folder import FolderGone
+from steppe.files.run_files import (
+    CHECKPOINTS_FOLDER,
+    LOG_FILE,
+    METRICS_FILE,
+    POLICY_FOLDER,
+    REQUEST_FILE,
+    SPEC_FILE,
+    STATUS_FILE,
+)
 from steppe.specs.loading import limited_reading
 from steppe.specs.loading.files import EFFECTIVE
 from steppe.tensorforce import client_files
@@ -29,10 +38,8 @@ from steppe.tensorforce import client_files
 if TYPE_CHECKING:
     from steppe.specs.experiment import ExperimentSpec
 
-SPEC_FILE, STATUS_FILE, REQUEST_FILE, LOG_FILE = "experiment.json", "status.json", "request.json", "log.txt"
-CLUSTER_FILE = "cluster.json"
 ROOM_FILE, ROOM_BYTES = ".room", 16_384
-RESULTS = ("checkpoints", "metrics.jsonl", "policy")
+RESULTS = (CHECKPOINTS_FOLDER, METRICS_FILE, POLICY_FOLDER)
 """What training leaves first."""
 SILENT_SECONDS = 60.0
 DIED = "the process ended without a word (killed or out of memory?)"
