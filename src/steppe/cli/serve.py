@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from steppe.cli.input import completion
-from steppe.cli.input.flags import ALLOW_MODULES
+from steppe.cli.input.flags import ALLOW_MODULES, HOST, PORT, TLS_CERT, TLS_KEY
 from steppe.cli.input.parsing import EXPERIMENT_OPTION, CommandGroup, SteppeApp
 from steppe.cli.play import TOKEN, TOKEN_FILE
 from steppe.cli.serve_operations import DATABASE, given_database, pin, reload, report, rollback, status, unpin, versions
@@ -76,12 +76,8 @@ def start(
         str | None,
         typer.Option("-n", "--name", metavar="NAME", help="The endpoint's name; without it that of what it serves."),
     ] = None,
-    host: Annotated[
-        str, typer.Option("--host", metavar="HOST", help="The address to listen at; 0.0.0.0 is every one.")
-    ] = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option("--port", metavar="P", min=0, max=65535, help="Where to listen; 0 takes any that is free.")
-    ] = 8000,
+    host: HOST = "127.0.0.1",
+    port: PORT = 8000,
     grpc_port: Annotated[
         int | None,
         typer.Option("--grpc-port", metavar="P", min=0, max=65535, help="Where to listen for gRPC; 0 takes any."),
@@ -91,12 +87,8 @@ def start(
     ] = False,
     token: TOKEN = None,
     token_file: TOKEN_FILE = None,
-    tls_cert: Annotated[
-        Path | None, typer.Option("--tls-cert", metavar="FILE", help="Encrypt with this certificate (PEM).")
-    ] = None,
-    tls_key: Annotated[
-        Path | None, typer.Option("--tls-key", metavar="FILE", help="The certificate's key (PEM).")
-    ] = None,
+    tls_cert: TLS_CERT = None,
+    tls_key: TLS_KEY = None,
     database: DATABASE = None,
     max_episodes: Annotated[
         int, typer.Option("--max-episodes", metavar="N", min=1, help="How many episodes may be open at once.")

@@ -7,6 +7,7 @@ import inspect
 import json
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -157,6 +158,19 @@ SEEDS = Annotated[
     ),
 ]
 
+HOST = Annotated[str, typer.Option("--host", metavar="HOST", help="The address to listen at; 0.0.0.0 is every one.")]
+PORT = Annotated[
+    int, typer.Option("--port", metavar="P", min=0, max=65535, help="Where to listen; 0 takes any that is free.")
+]
+TLS_CERT = Annotated[
+    Path | None, typer.Option("--tls-cert", metavar="FILE", help="Encrypt with this certificate (PEM).")
+]
+TLS_KEY = Annotated[Path | None, typer.Option("--tls-key", metavar="FILE", help="The certificate's key (PEM).")]
+ENVIRONMENT_SETS = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="K=V", help="A keyword argument of the environment; may be repeated."),
+]
+AS_JSON = Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")]
 QUIET = Annotated[bool, typer.Option("-q", "--quiet", help="Show no progress and no summary.")]
 STOCHASTIC = Annotated[
     bool, typer.Option("--stochastic", help="Draw actions as in training instead of taking the best.")
