@@ -1,4 +1,4 @@
-"""`steppe evaluate`: what a policy is worth, by whole episodes that it plays."""
+"""`steppe evaluate`: the returns of a policy over whole episodes."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def evaluate(
 
 @contextlib.contextmanager
 def _progress(episodes: int, is_quiet: bool) -> Iterator[Callable[[list[Episode]], None]]:
-    """Tells now and then how far it is."""
+    """Yields a callback that shows the progress at growing intervals."""
     from steppe.display.live import LinePace
     from steppe.display.progress_lines import telling
     from steppe.display.text import score

@@ -1,4 +1,4 @@
-"""`steppe play`: the remote agent, which plays through an endpoint and tells it what came of its answers."""
+"""`steppe play`: the remote agent, which plays through an endpoint and reports the rewards of its answers."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def play(
         with shows:
             played = play_remotely(plan, protocol, access, folder, shows.update, shows.announce)
     except BaseException as error:
-        # One in which nothing was written helps nobody.
+        # An empty folder is removed.
         with contextlib.suppress(OSError):
             folder.rmdir()
         if not isinstance(error, KeyboardInterrupt):
@@ -145,7 +145,7 @@ def play(
 
 
 def access_to(url: str, token: str | None, token_file: Path | None, tls_ca: Path | None, **more: Any) -> Access:
-    """Where an endpoint is and what it wants to see; the address is checked at once."""
+    """The address of an endpoint and the credentials for it; the address is checked at once."""
     from steppe.serve.clients import Access
 
     access = Access(url, given_token(token, token_file), None if tls_ca is None else str(tls_ca), **more)
@@ -191,7 +191,7 @@ def _its_own(protocol: str, access: Access, patience: float) -> EnvironmentSpec:
     if name is None:
         raise UserError(f"{access.url} does not say in which environment it was trained; give one by --environment")
     if ":" in name or name == "remote":
-        # What runs code of this machine, or talks to others, is for its user to choose.
+        # An endpoint must not make this machine run code or open connections.
         raise UserError(
             f'{access.url} was trained in "{name[:100]}", which is not started just because an endpoint says so; give '
             "it by --environment"

@@ -1,4 +1,4 @@
-"""What live displays share: a panel that draws itself, and lines for whoever reads no terminal."""
+"""The base of all displays: a live panel for terminals, lines at growing intervals for pipes."""
 
 from __future__ import annotations
 
@@ -104,6 +104,6 @@ class _Narrower:
 
 
 def print_line(line: str, end: str = "\n") -> None:
-    """Prints it at once; the work must survive a reader that went away, and a signal while a line is being printed."""
+    """Prints a line at once; the work survives a closed pipe, and a signal while a line is printed."""
     with contextlib.suppress(OSError, RuntimeError):
         print(line, end=end, flush=True)

@@ -188,7 +188,7 @@ WHERE_IT_PLAYS = environment_option("Where it plays", "where it was trained")
 WHAT_IS_PLAYED = environment_option("What is played", "what the endpoint's policy was trained in")
 
 TEXTS = {"agent", "network", "environment", "cluster", "run_mode", "platform", "address"}
-"""Flags whose words are never numbers."""
+"""Flags whose values are never numbers."""
 
 SETS = Annotated[
     list[str] | None,
@@ -254,7 +254,7 @@ def with_options(
 
 
 def _check_episodes(given: Any) -> None:
-    """Refuses a name after -e, which other commands take for an experiment."""
+    """Refuses a name after -e, which names an experiment in other commands."""
     if isinstance(given, str):
         raise UserError(
             f'wrong value "{given}" in --episodes; it must be a whole number (-e is short for --episodes here; in '
@@ -263,18 +263,18 @@ def _check_episodes(given: Any) -> None:
 
 
 def _check_seed(given: Any) -> None:
-    """Leads from several seeds in --seed to --seeds."""
+    """Refuses several seeds in --seed, with a hint to --seeds."""
     if isinstance(given, str) and re.fullmatch(r"\d+(\s*,\s*\d+)+", given):
         raise UserError(f'wrong value "{given}" in --seed, which takes one seed; for several give --seeds {given}')
 
 
 def _value(name: str, given: Any) -> Any:
-    """Numbers as JSON means them (1e6 too, and 500_000); the spec judges the rest."""
+    """Parses numbers (1e6 and 500_000 too); the spec validates everything else."""
     if not isinstance(given, str) or name in TEXTS:
         return given
     try:
         value = json.loads(given.replace("_", ""))
     except ValueError:
         return given
-    # "null" would mean that the flag was not given at all.
+    # None would mean that the flag was not given.
     return value if isinstance(value, int | float) and not isinstance(value, bool) else given
