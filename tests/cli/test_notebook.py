@@ -10,7 +10,7 @@ import pytest
 from nbclient import NotebookClient
 
 AT_ONCE = """
-from steppe.cli import progress
+from steppe.display import progress
 progress.NOTEBOOK_SECONDS = 0.0
 """
 TRAINS = """

@@ -18,9 +18,9 @@ BOUNDS = {
     "Input should be greater than": "it must be more than",
     "Input should be less than": "it must be less than",
 }
-"""What Typer says of a number out of bounds, and what Steppe says everywhere else."""
+"""Typer's words for a number out of bounds -> the words that Steppe uses everywhere else."""
 UNBROKEN = 10_000
-"""Columns, where nothing is to be broken into lines."""
+"""A width at which no line is broken."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -48,19 +48,19 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _look_for_garbage_later() -> None:
-    """Start-up makes hundreds of thousands of objects that stay: looking for garbage among them takes a tenth of it."""
+    """Start-up makes hundreds of thousands of lasting objects; garbage collection would take a tenth of its time."""
     gc.set_threshold(500_000, 20, 50)
     if _as_usual not in gc.callbacks:
         gc.callbacks.append(_as_usual)
 
 
 def _as_usual(phase: str, info: dict[str, int]) -> None:
-    """After the first collection the next ones come sooner."""
+    """Makes collections more frequent after the first one."""
     gc.set_threshold(100_000, 20, 50)
 
 
 def _without_debug(words: list[str]) -> tuple[list[str], bool]:
-    """Takes --debug out wherever it stands, so that it can be added to the end of a command that failed."""
+    """Removes --debug wherever it stands, so that it can be appended to a command that failed."""
     end = words.index("--") if "--" in words else len(words)
     kept = [word for word in words[:end] if word != "--debug"]
     debug = len(kept) < end or os.environ.get("STEPPE_DEBUG", "0") not in ("", "0")
@@ -72,7 +72,7 @@ def _tell(error: Exception) -> int:
 
     if isinstance(error, SteppeError):
         return _say(str(error), error.exit_code)
-    # Typer's own: told by their shape, since Typer has both used and absorbed Click.
+    # Typer's own errors, recognised by name and attributes, since Typer has both used and absorbed Click.
     if type(error).__name__ == "NoArgsIsHelpError":
         print(error.format_message(), file=sys.stderr)  # type: ignore[attr-defined]
         return 2
@@ -90,18 +90,18 @@ def _say(sentence: str, exit_code: int) -> int:
 
 
 def _instead(word: str, context: Any) -> str:
-    """What may be meant by an unknown command: one of the same group, or one of the same name that is in no group."""
+    """A suggestion for an unknown command: one of the same group, or a top-level one of that name."""
     from steppe.cli.app import COMMANDS, GROUPS
     from steppe.specs.loading.suggestions import did_you_mean
 
-    # Not of the context: its app has no other commands than the one that was called.
+    # The context's app has only the command that was called.
     if context.parent is not None and word in {*COMMANDS, *GROUPS}:
         return f'; did you mean "{PROGRAMS[0]} {word}"?'
     return did_you_mean(word, getattr(context.command, "commands", ()))
 
 
 def _usage(error: Exception) -> str:
-    """Typer's complaint as one of our sentences, with the command that explains."""
+    """Typer's error as one of our sentences, with the command that explains more."""
     from steppe.specs.loading.suggestions import did_you_mean
 
     context: Any = getattr(error, "ctx", None)

@@ -32,13 +32,13 @@ GROUPS = {
     "serve": None,
     "env": "Check environments, and serve them to learners elsewhere.",
 }
-"""Group of commands, which is the `app` of a module of that name -> its help, None if the module has it."""
+"""Group of commands (the `app` of the module of that name) -> its help; None if the app has its own."""
 
 
 def app_for(words: list[str]) -> SteppeApp:
-    """The app, with no other command or group than the one that the first word names, if it names one.
+    """The app; only with the command or group that the first word names, if it names one.
 
-    Importing all of them, and making the options of each, takes longer than reading a spec.
+    Importing all commands and making their options takes longer than reading a spec.
     """
     app = SteppeApp(
         name="steppe",

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from steppe.cli.input import completion
+from steppe.cli.input.flags import AS_JSON
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from steppe.specs.describing.field_rows import Members
 
-JSON = Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")]
 
 FULL_NAMES = {
     "vpg": "Vanilla policy gradient",
@@ -52,7 +52,7 @@ def agents(
         str | None,
         typer.Argument(metavar="NAME", help="An agent whose settings are shown.", autocompletion=completion.agents),
     ] = None,
-    as_json: JSON = False,
+    as_json: AS_JSON = False,
 ) -> None:
     """List the agents, or one agent's settings."""
     from steppe import agents
@@ -101,7 +101,7 @@ def environments(
         ),
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="List every id that gymnasium knows here, too.")] = False,
-    as_json: JSON = False,
+    as_json: AS_JSON = False,
 ) -> None:
     """List the environments there are, or one environment's settings."""
     from steppe.display.console import console, print_json, table
@@ -126,7 +126,7 @@ def environments(
 
 def layers(
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="The one layer to show.")] = None,
-    as_json: JSON = False,
+    as_json: AS_JSON = False,
 ) -> None:
     """List the layers a network is made of, or one layer's settings."""
     from typing import get_args

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from steppe.cli.input import completion
-from steppe.cli.input.flags import CLUSTER_SETS
+from steppe.cli.input.flags import AS_JSON, CLUSTER_SETS
 from steppe.cli.input.parsing import SteppeApp
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ CLUSTER = Annotated[
         "-c", "--cluster", metavar="NAME", help="The cluster's name.", autocompletion=completion.known_clusters
     ),
 ]
-AS_JSON = Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")]
 YES = Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")]
 
 app = SteppeApp(no_args_is_help=True, rich_markup_mode=None)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from steppe.cli.input.flags import ENVIRONMENT_SETS, HOST, PORT, TLS_CERT, TLS_KEY
 from steppe.cli.input.parsing import SteppeApp
 from steppe.signals import handling
 
@@ -34,22 +35,14 @@ def serve(
             help="A gymnasium id, module:callable, a name in configs/environments/ or a file.",
         ),
     ],
-    port: Annotated[
-        int, typer.Option("--port", metavar="P", min=0, max=65535, help="Where to listen; 0 takes any that is free.")
-    ] = 5555,
-    host: Annotated[
-        str, typer.Option("--host", metavar="HOST", help="The address to listen at; 0.0.0.0 is every one.")
-    ] = "127.0.0.1",
+    port: PORT = 5555,
+    host: HOST = "127.0.0.1",
     token_file: Annotated[
         Path | None,
         typer.Option("--token-file", metavar="FILE", help="What learners must show; also taken from STEPPE_ENV_TOKEN."),
     ] = None,
-    tls_cert: Annotated[
-        Path | None, typer.Option("--tls-cert", metavar="FILE", help="Encrypt with this certificate (PEM).")
-    ] = None,
-    tls_key: Annotated[
-        Path | None, typer.Option("--tls-key", metavar="FILE", help="The certificate's key (PEM).")
-    ] = None,
+    tls_cert: TLS_CERT = None,
+    tls_key: TLS_KEY = None,
     max_envs: Annotated[
         int, typer.Option("--max-envs", metavar="N", min=1, help="How many environments may live at once.")
     ] = 256,
@@ -57,10 +50,7 @@ def serve(
         str | None,
         typer.Option("--vectorization", metavar="HOW", help="How a learner's are stepped: sync, processes or native."),
     ] = None,
-    sets: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="K=V", help="A keyword argument of the environment; may be repeated."),
-    ] = None,
+    sets: ENVIRONMENT_SETS = None,
 ) -> int:
     """Serve an environment to learners in other processes and on other machines.
 
@@ -108,10 +98,7 @@ def check(
         int, typer.Option("--steps", metavar="N", min=1, help="How many random actions to take at most.")
     ] = 1000,
     seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="What the random actions follow from.")] = 0,
-    sets: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="K=V", help="A keyword argument of the environment; may be repeated."),
-    ] = None,
+    sets: ENVIRONMENT_SETS = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> int:
     """Check an environment before training, and say how to mend it.

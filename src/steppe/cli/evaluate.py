@@ -1,4 +1,4 @@
-"""`steppe evaluate`: what a policy is worth, by whole episodes that it plays."""
+"""`steppe evaluate`: the returns of a policy over whole episodes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from steppe.cli.input import completion
-from steppe.cli.input.flags import ALLOW_MODULES
+from steppe.cli.input.flags import ALLOW_MODULES, STOCHASTIC, WHERE_IT_PLAYS
 from steppe.cli.input.parsing import EXPERIMENT_OPTION
 
 if TYPE_CHECKING:
@@ -36,25 +36,14 @@ def evaluate(
         int,
         typer.Option("--seed", metavar="S", help="What all randomness follows from; no training has these episodes."),
     ] = 0,
-    stochastic: Annotated[
-        bool, typer.Option("--stochastic", help="Draw actions as in training instead of taking the best.")
-    ] = False,
+    stochastic: STOCHASTIC = False,
     best: Annotated[
         bool, typer.Option("--best", help="The policy that scored best on the way, instead of the one in policy/.")
     ] = False,
     last: Annotated[
         bool, typer.Option("--last", help="The policy at the end of the training, instead of the one in policy/.")
     ] = False,
-    environment: Annotated[
-        str | None,
-        typer.Option(
-            "-E",
-            "--environment",
-            metavar="ENV",
-            help="Where it plays: a gymnasium id, module:callable, a name in configs/environments/ or a file; "
-            "without it where it was trained.",
-        ),
-    ] = None,
+    environment: WHERE_IT_PLAYS = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with every return and length.")] = False,
     allow_modules: ALLOW_MODULES = None,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Show no progress.")] = False,
@@ -104,7 +93,7 @@ def evaluate(
 
 @contextlib.contextmanager
 def _progress(episodes: int, is_quiet: bool) -> Iterator[Callable[[list[PlayedEpisode]], None]]:
-    """Tells now and then how far it is."""
+    """Yields a callback that shows the progress at growing intervals."""
     from steppe.display.live import LinePace
     from steppe.display.progress_lines import telling
     from steppe.display.text import score

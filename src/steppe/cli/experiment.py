@@ -9,9 +9,9 @@ import typer
 
 from steppe.cli.display import experiment_tables
 from steppe.cli.input import completion
-from steppe.cli.input.flags import RESUME_SETS, SEEDS, SETS, with_experiment_flags
+from steppe.cli.input.flags import AS_JSON, QUIET, RESUME_SETS, SEEDS, SETS, with_experiment_flags
 from steppe.cli.input.parsing import EXPERIMENT_ARGUMENT, EXPERIMENT_OPTION, SteppeApp, experiment_name
-from steppe.cli.train import DETACH, QUIET
+from steppe.cli.train import DETACH
 
 if TYPE_CHECKING:
     from steppe.experiments.run_folder.store import RunFolder
@@ -92,7 +92,7 @@ def new(
 
 @app.command("list")
 def list_experiments(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")] = False,
+    as_json: AS_JSON = False,
 ) -> None:
     """List the experiments with their states."""
     experiment_tables.print_list(Path.cwd(), as_json)
@@ -102,7 +102,7 @@ def list_experiments(
 def show(
     name: EXPERIMENT_ARGUMENT = None,
     experiment: EXPERIMENT_OPTION = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")] = False,
+    as_json: AS_JSON = False,
     everything: Annotated[
         bool, typer.Option("--all", help="Also the settings that are not set or do not apply to it.")
     ] = False,

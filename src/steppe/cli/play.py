@@ -1,4 +1,4 @@
-"""`steppe play`: the remote agent, which plays through an endpoint and tells it what came of its answers."""
+"""`steppe play`: the remote agent, which plays through an endpoint and reports the rewards of its answers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from steppe.cli.input.flags import ALLOW_MODULES
+from steppe.cli.input.flags import ALLOW_MODULES, QUIET, WHAT_IS_PLAYED
 
 if TYPE_CHECKING:
     from steppe.serve.clients import EndpointAccess
@@ -40,16 +40,7 @@ AS_JSON = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 def play(
     url: ENDPOINT_URL = DEFAULT_URL,
-    environment: Annotated[
-        str | None,
-        typer.Option(
-            "-E",
-            "--environment",
-            metavar="ENV",
-            help="What is played: a gymnasium id, module:callable, a name in configs/environments/ or a file; without "
-            "it what the endpoint's policy was trained in.",
-        ),
-    ] = None,
+    environment: WHAT_IS_PLAYED = None,
     runners: Annotated[int, typer.Option("--runners", metavar="N", min=1, help="How many play at once.")] = 1,
     episodes: Annotated[
         int, typer.Option("--episodes", metavar="N", min=1, help="How many episodes are played in all.")
@@ -95,7 +86,7 @@ def play(
     ] = None,
     as_json: AS_JSON = False,
     allow_modules: ALLOW_MODULES = None,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Show no progress and no summary.")] = False,
+    quiet: QUIET = False,
 ) -> int:
     """Play an environment through an endpoint, tell it the rewards, and show the scores of each route.
 
@@ -137,7 +128,7 @@ def play(
         with shows:
             played = play_remotely(plan, protocol, access, folder, shows.update, shows.announce)
     except BaseException as error:
-        # One in which nothing was written helps nobody.
+        # An empty folder is removed.
         with contextlib.suppress(OSError):
             folder.rmdir()
         if not isinstance(error, KeyboardInterrupt):
@@ -154,7 +145,7 @@ def play(
 
 
 def access_to(url: str, token: str | None, token_file: Path | None, tls_ca: Path | None, **more: Any) -> EndpointAccess:
-    """Where an endpoint is and what it wants to see; the address is checked at once."""
+    """The address of an endpoint and the credentials for it; the address is checked at once."""
     from steppe.serve.clients import EndpointAccess
 
     access = EndpointAccess(url, given_token(token, token_file), None if tls_ca is None else str(tls_ca), **more)
@@ -200,7 +191,7 @@ def _its_own(protocol: str, access: EndpointAccess, patience: float) -> Environm
     if name is None:
         raise UserError(f"{access.url} does not say in which environment it was trained; give one by --environment")
     if ":" in name or name == "remote":
-        # What runs code of this machine, or talks to others, is for its user to choose.
+        # An endpoint must not make this machine run code or open connections.
         raise UserError(
             f'{access.url} was trained in "{name[:100]}", which is not started just because an endpoint says so; give '
             "it by --environment"

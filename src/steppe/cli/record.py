@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from steppe.cli.input.flags import ALLOW_MODULES
+from steppe.cli.input.flags import ALLOW_MODULES, QUIET, STOCHASTIC, WHERE_IT_PLAYS
 from steppe.cli.input.parsing import EXPERIMENT_ARGUMENT, EXPERIMENT_OPTION, experiment_name
 
 if TYPE_CHECKING:
@@ -24,16 +24,7 @@ def record(
     policy: Annotated[
         str | None, typer.Option("--policy", metavar="PATH", help="A policy folder that plays instead.")
     ] = None,
-    environment: Annotated[
-        str | None,
-        typer.Option(
-            "-E",
-            "--environment",
-            metavar="ENV",
-            help="Where it plays: a gymnasium id, module:callable, a name in configs/environments/ or a file; "
-            "without it where it was trained.",
-        ),
-    ] = None,
+    environment: WHERE_IT_PLAYS = None,
     episodes: Annotated[int, typer.Option("--episodes", metavar="N", min=1, help="How many episodes are kept.")] = 10,
     out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The file to write.")] = Path(
         "demonstrations.safetensors"
@@ -41,15 +32,13 @@ def record(
     seed: Annotated[
         int, typer.Option("--seed", metavar="S", min=0, help="What all randomness of the episodes follows from.")
     ] = 0,
-    stochastic: Annotated[
-        bool, typer.Option("--stochastic", help="Draw actions as in training instead of taking the best.")
-    ] = False,
+    stochastic: STOCHASTIC = False,
     min_return: Annotated[
         float | None, typer.Option("--min-return", metavar="R", help="Keep only episodes with at least this return.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Write over an existing file.")] = False,
     allow_modules: ALLOW_MODULES = None,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Show no progress and no summary.")] = False,
+    quiet: QUIET = False,
 ) -> int:
     """Record episodes of a policy, for agents that learn from demonstrations.
 

@@ -1,8 +1,7 @@
-"""`steppe serve`: an endpoint for trained policies, and what an operator does with one that runs."""
+"""`steppe serve`: starts an endpoint for trained policies."""
 
 from __future__ import annotations
 
-import os
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,32 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from steppe.cli.input import completion
-from steppe.cli.input.flags import ALLOW_MODULES
+from steppe.cli.input.flags import ALLOW_MODULES, HOST, PORT, TLS_CERT, TLS_KEY
 from steppe.cli.input.parsing import EXPERIMENT_OPTION, CommandGroup, SteppeApp
-from steppe.cli.play import AS_JSON, DEFAULT_URL, ENDPOINT_URL, TLS_CA, TOKEN, TOKEN_FILE
+from steppe.cli.play import TOKEN, TOKEN_FILE
+from steppe.cli.serve_operations import DATABASE, given_database, pin, reload, report, rollback, status, unpin, versions
 
 if TYPE_CHECKING:
     from steppe.errors import UserError
-    from steppe.serve.clients.operator import Operator
     from steppe.serve.endpoint import Endpoint
-    from steppe.serve.ledger import Ledger
     from steppe.serve.server import EndpointServer, ServerConfig
 
-DATABASE_VARIABLE = "STEPPE_SERVE_DATABASE"
 WATCH_SECONDS = 2.0
 START = "start"
-POLICY_NAME = Annotated[
-    str | None, typer.Option("--policy", metavar="NAME", help="Which policy; needed if it serves several.")
-]
-DATABASE = Annotated[
-    str | None,
-    typer.Option(
-        "--database",
-        metavar="URL",
-        help="Where decisions and rewards are kept: postgresql://..., or a file; without it a file in serving/NAME/. "
-        f"Also taken from {DATABASE_VARIABLE}.",
-    ),
-]
 
 
 class ServeGroup(CommandGroup):
@@ -91,12 +76,8 @@ def start(
         str | None,
         typer.Option("-n", "--name", metavar="NAME", help="The endpoint's name; without it that of what it serves."),
     ] = None,
-    host: Annotated[
-        str, typer.Option("--host", metavar="HOST", help="The address to listen at; 0.0.0.0 is every one.")
-    ] = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option("--port", metavar="P", min=0, max=65535, help="Where to listen; 0 takes any that is free.")
-    ] = 8000,
+    host: HOST = "127.0.0.1",
+    port: PORT = 8000,
     grpc_port: Annotated[
         int | None,
         typer.Option("--grpc-port", metavar="P", min=0, max=65535, help="Where to listen for gRPC; 0 takes any."),
@@ -106,12 +87,8 @@ def start(
     ] = False,
     token: TOKEN = None,
     token_file: TOKEN_FILE = None,
-    tls_cert: Annotated[
-        Path | None, typer.Option("--tls-cert", metavar="FILE", help="Encrypt with this certificate (PEM).")
-    ] = None,
-    tls_key: Annotated[
-        Path | None, typer.Option("--tls-key", metavar="FILE", help="The certificate's key (PEM).")
-    ] = None,
+    tls_cert: TLS_CERT = None,
+    tls_key: TLS_KEY = None,
     database: DATABASE = None,
     max_episodes: Annotated[
         int, typer.Option("--max-episodes", metavar="N", min=1, help="How many episodes may be open at once.")
@@ -159,7 +136,9 @@ def start(
     Without a token it only listens on this machine, and makes one of its own if
     other users are there. Requests under way are answered before it ends.
     """
+    from steppe.serve.admission import TrafficLimits
     from steppe.serve.limits import EndpointLimits
+    from steppe.serve.server import Listening
 
     watch_seconds = WATCH_SECONDS if watch else None
     limits = EndpointLimits(
@@ -170,134 +149,19 @@ def start(
         episode_bytes=int(episode_memory * 1_000_000),
         keep_days=keep_days,
     )
-    listening = _listening(host, port, grpc_port, _server_token(token, token_file), tls_cert, tls_key)
-    listening = _limited(listening, access_log, max_concurrent, max_body, rate)
+    traffic = TrafficLimits(body_bytes=int(max_body * 1_000_000), concurrent=max_concurrent, rate=rate)
+    listening = Listening(
+        *(host, port, grpc_port, _server_token(token, token_file), tls_cert, tls_key),
+        access_log=access_log,
+        limits=traffic,
+    )
     given = (policy, experiment, file)
-    endpoint = _endpoint(given, name, _database(database), limits, seed, allow_modules or [])
+    endpoint = _endpoint(given, name, given_database(database), limits, seed, allow_modules or [])
     return _run(endpoint, listening, token_file, tls_cert)
 
 
-@app.command()
-def report(
-    endpoint: Annotated[
-        str | None, typer.Argument(metavar="ENDPOINT", help="Its name; not needed if there is only one in serving/.")
-    ] = None,
-    database: DATABASE = None,
-    confidence: Annotated[
-        float,
-        typer.Option("--confidence", metavar="C", min=0.01, max=0.9999, help="How sure the intervals are."),
-    ] = 0.95,
-    as_json: AS_JSON = False,
-) -> None:
-    """Compare the policies of an endpoint by their rewards.
-
-    Each is judged as if it had got all of the traffic. Works while it runs, and after.
-
-    For example: steppe serve report router
-    """
-    import dataclasses
-
-    from steppe.cli.display.serve_tables import print_comparison
-    from steppe.display.console import print_json
-    from steppe.serve.report import compare
-
-    ledger = _ledger(endpoint, _database(database))
-    ledger.open()
-    try:
-        comparison = compare(ledger, confidence)
-    finally:
-        ledger.close()
-    print_json(dataclasses.asdict(comparison)) if as_json else print_comparison(comparison, confidence)
-
-
-@app.command()
-def status(
-    url: ENDPOINT_URL = DEFAULT_URL,
-    token: TOKEN = None,
-    token_file: TOKEN_FILE = None,
-    tls_ca: TLS_CA = None,
-    as_json: AS_JSON = False,
-) -> None:
-    """Show routes, traffic and rewards of a running endpoint."""
-    from steppe.cli.display.serve_tables import print_standing
-    from steppe.display.console import print_json
-
-    with _operator(url, token, token_file, tls_ca) as operator:
-        standing = operator.standing()
-    print_json(standing) if as_json else print_standing(standing)
-
-
-@app.command()
-def versions(
-    url: ENDPOINT_URL = DEFAULT_URL,
-    token: TOKEN = None,
-    token_file: TOKEN_FILE = None,
-    tls_ca: TLS_CA = None,
-    as_json: AS_JSON = False,
-) -> None:
-    """List the versions of its policies, and which are in service."""
-    from steppe.cli.display.serve_tables import print_versions
-    from steppe.display.console import print_json
-
-    with _operator(url, token, token_file, tls_ca) as operator:
-        policies = operator.standing()["endpoint"]["policies"]
-    print_json(policies) if as_json else print_versions(policies)
-
-
-@app.command()
-def pin(
-    version: Annotated[str, typer.Argument(metavar="VERSION", help='One of "steppe serve versions".')],
-    url: ENDPOINT_URL = DEFAULT_URL,
-    policy: POLICY_NAME = None,
-    token: TOKEN = None,
-    token_file: TOKEN_FILE = None,
-    tls_ca: TLS_CA = None,
-) -> None:
-    """Serve one version of a policy, whatever comes after it."""
-    with _operator(url, token, token_file, tls_ca) as operator:
-        _pin(operator, operator.policy(policy), version)
-
-
-@app.command()
-def rollback(
-    url: ENDPOINT_URL = DEFAULT_URL,
-    policy: POLICY_NAME = None,
-    token: TOKEN = None,
-    token_file: TOKEN_FILE = None,
-    tls_ca: TLS_CA = None,
-) -> None:
-    """Pin the version before the one that is in service."""
-    from steppe.serve.clients.operator import version_before
-
-    with _operator(url, token, token_file, tls_ca) as operator:
-        chosen = operator.policy(policy)
-        _pin(operator, chosen, version_before(chosen))
-
-
-@app.command()
-def unpin(
-    url: ENDPOINT_URL = DEFAULT_URL,
-    policy: POLICY_NAME = None,
-    token: TOKEN = None,
-    token_file: TOKEN_FILE = None,
-    tls_ca: TLS_CA = None,
-) -> None:
-    """Go back to the newest version, and on with newer ones."""
-    with _operator(url, token, token_file, tls_ca) as operator:
-        _pin(operator, operator.policy(policy), None)
-
-
-@app.command()
-def reload(
-    url: ENDPOINT_URL = DEFAULT_URL,
-    token: TOKEN = None,
-    token_file: TOKEN_FILE = None,
-    tls_ca: TLS_CA = None,
-) -> None:
-    """Look for newer policies now, also without --watch."""
-    with _operator(url, token, token_file, tls_ca) as operator:
-        news = operator.reload()
-    print("\n".join(news) if news else "nothing is new")
+for _command in (report, status, versions, pin, rollback, unpin, reload):
+    app.command()(_command)
 
 
 def _endpoint(
@@ -339,25 +203,6 @@ def _nothing_to_serve(word: str) -> UserError:
     experiments = [folder.name for store in known_stores(Path.cwd()) for folder in store.folders()]
     hint = did_you_mean(word, [*experiments, *commands])
     return UserError(f'no policy, experiment or command "{word}" (commands: {", ".join(commands)}){hint}')
-
-
-def _listening(
-    host: str, port: int, grpc_port: int | None, token: str | None, tls_cert: Path | None, tls_key: Path | None
-) -> ServerConfig:
-    from steppe.serve.server import ServerConfig
-
-    return ServerConfig(host, port, grpc_port, token, tls_cert, tls_key)
-
-
-def _limited(
-    listening: ServerConfig, access_log: str | None, max_concurrent: int, max_body: float, rate: float | None
-) -> ServerConfig:
-    import dataclasses
-
-    from steppe.serve.limits import TrafficLimits
-
-    limits = TrafficLimits(body_bytes=int(max_body * 1_000_000), concurrent=max_concurrent, rate=rate)
-    return dataclasses.replace(listening, access_log=access_log, limits=limits)
 
 
 def _run(endpoint: Endpoint, listening: ServerConfig, token_file: Path | None, tls_cert: Path | None) -> int:
@@ -407,44 +252,3 @@ def _server_token(token: str | None, file: Path | None) -> str | None:
             "-hex 32"
         )
     return found
-
-
-def _ledger(endpoint: str | None, database: str | None) -> Ledger:
-    """Where an endpoint has written down what it decided; nothing is made that is not there."""
-    from steppe.errors import UserError
-    from steppe.serve.ledger import make_ledger
-    from steppe.serve.loading import LEDGER_FILE, serving_folder
-    from steppe.specs.loading.files import shown_path
-    from steppe.specs.loading.suggestions import did_you_mean
-
-    shelf = serving_folder("any", Path.cwd()).parent
-    names = sorted(file.parent.name for file in shelf.glob(f"*/{LEDGER_FILE}"))
-    if endpoint is None:
-        if database is not None or len(names) > 1:
-            raise UserError(f"give the endpoint's name{': ' if names else ''}{' or '.join(names)}")
-        if not names:
-            raise UserError(f"no endpoint has written anything into {shown_path(shelf)} yet; start one: steppe serve")
-        (endpoint,) = names
-    place = database or str(serving_folder(endpoint, Path.cwd()) / LEDGER_FILE)
-    if "://" not in place and not Path(place).is_file():
-        way_out = did_you_mean(endpoint, names) or "; give its name, or its --database"
-        raise UserError(f'no decisions of an endpoint "{endpoint}" in {shown_path(place)}{way_out}')
-    return make_ledger(place, endpoint)
-
-
-def _database(given: str | None) -> str | None:
-    return given or os.environ.get(DATABASE_VARIABLE) or None
-
-
-def _operator(url: str, token: str | None, token_file: Path | None, tls_ca: Path | None) -> Operator:
-    from steppe.cli.play import access_to
-    from steppe.serve.clients.operator import Operator
-
-    return Operator(access_to(url, token, token_file, tls_ca))
-
-
-def _pin(operator: Operator, policy: dict[str, Any], version: str | None) -> None:
-    now = operator.pin(policy, version)
-    after = f", after {policy['version']}" if now["version"] != policy["version"] else ""
-    how = "pinned" if now["pinned"] else "not pinned"
-    print(f"policy {now['name']} is served at version {now['version']} ({how}{after})")

@@ -8,10 +8,9 @@ from typing import Annotated, Any
 import typer
 
 from steppe.cli.input import completion
-from steppe.cli.input.flags import SEEDS, with_experiment_flags
+from steppe.cli.input.flags import QUIET, SEEDS, with_experiment_flags
 
 DETACH = Annotated[bool, typer.Option("--detach", help="Train in a process of its own; its output goes to log.txt.")]
-QUIET = Annotated[bool, typer.Option("-q", "--quiet", help="Show no progress and no summary.")]
 
 
 @with_experiment_flags

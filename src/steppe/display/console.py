@@ -1,4 +1,4 @@
-"""Where text goes: one console. On a terminal commands and names stay whole; a pipe has no width."""
+"""The console of all output. On a terminal it breaks no command and no name; a pipe has no width."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 COMMAND = re.compile(r"(?<![\w./-])(?:steppe|tfcli|tensorboard|pip|kubectl|curl|openssl) [^;,()\"]*")
 """A command inside a sentence."""
 PROSE = {"WHAT IT DOES", "WHAT IT IS", "OPTIONS", "TYPE", "DEFAULT"}
-"""Columns whose text may go over several lines; what is in the others is never broken."""
+"""Columns whose text may be wrapped; the text of others is never broken."""
 GAP = 2
 LONGEST_WORD = 28
 """A column of prose is at least as wide as its longest word, or this."""
 BELOW = 6
-"""How far the prose of a last column is indented where it stands below its row."""
+"""The indent of a last column's prose if it stands below its row."""
 KEPT_SPACE = "\0"
 UNIT = re.compile(r"(?<=\d) (?=[A-Za-z])")
 """Between a number and its unit."""

@@ -1,4 +1,4 @@
-"""What live displays share: a panel that draws itself, and lines for whoever reads no terminal."""
+"""The base of all displays: a live panel for terminals, lines at growing intervals for pipes."""
 
 from __future__ import annotations
 
@@ -43,12 +43,29 @@ def is_notebook() -> bool:
     return get_ipython is not None and getattr(get_ipython(), "kernel", None) is not None
 
 
+class QuietDisplay:
+    """Shows nothing; the base of all displays, which are context managers."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def announce(self, sentence: str) -> None:
+        """Shows a sentence at once."""
+
+
 class LivePanel(ABC):
-    """Draws what `render` gives, five times a second, until it is left."""
+    """Draws what `render` returns, five times a second, until it is left."""
+
+    most_announced = 1000
+    """How many sentences stay below the figures."""
 
     def __init__(self) -> None:
         from rich.live import Live
 
+        self._announced: list[str] = []
         self._live = Live(get_renderable=self._narrower, console=console(), refresh_per_second=5, transient=True)
 
     def __enter__(self) -> Self:
@@ -58,6 +75,10 @@ class LivePanel(ABC):
     def __exit__(self, *_: object) -> None:
         with contextlib.suppress(OSError):
             self._live.stop()
+
+    def announce(self, sentence: str) -> None:
+        """Shows a sentence below the figures until the end."""
+        self._announced = [*self._announced, sentence][-self.most_announced :]
 
     @abstractmethod
     def render(self) -> RenderableType:
@@ -83,6 +104,6 @@ class _Narrower:
 
 
 def print_line(line: str, end: str = "\n") -> None:
-    """Prints it at once; the work must survive a reader that went away, and a signal while a line is being printed."""
+    """Prints a line at once; the work survives a closed pipe, and a signal while a line is printed."""
     with contextlib.suppress(OSError, RuntimeError):
         print(line, end=end, flush=True)

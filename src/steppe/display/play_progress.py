@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from steppe.display.console import console, table
-from steppe.display.live import LinePace, LivePanel, print_line
+from steppe.display.live import LinePace, LivePanel, QuietDisplay, print_line
 from steppe.display.text import count, duration, score
 
 if TYPE_CHECKING:
@@ -44,25 +44,19 @@ def latency(seconds: float | None) -> str:
     return f"{seconds:.1f} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
 
 
-class PlayDisplay:
-    """Shows nothing but what must be known, on standard error; what the others share."""
+class PlayDisplay(QuietDisplay):
+    """Shows only announcements, on standard error; the base of the displays of a play."""
 
     def __init__(self, title: str) -> None:
         self.title = title
         self.latest: PlayScores | None = None
-
-    def __enter__(self) -> PlayDisplay:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
 
     def update(self, scores: PlayScores) -> None:
         """Called after each episode, and now and then."""
         self.latest = scores
 
     def announce(self, sentence: str) -> None:
-        """Something that must be seen now; any thread may say it."""
+        """Shows a sentence at once; any thread may call it."""
         print(f"note: {sentence}", file=sys.stderr, flush=True)
 
     def counted(self) -> str:
@@ -85,7 +79,7 @@ class PlayLines(PlayDisplay):
         super().__init__(title)
         self._pace = LinePace()
 
-    def __enter__(self) -> PlayLines:
+    def __enter__(self) -> Self:
         print_line(f"playing {self.title}")
         return self
 
@@ -104,14 +98,11 @@ class PlayLines(PlayDisplay):
 class PlayPanel(LivePanel, PlayDisplay):
     """A live table of the routes."""
 
+    most_announced = 3
+
     def __init__(self, title: str) -> None:
         PlayDisplay.__init__(self, title)
-        self._announced: list[str] = []
         LivePanel.__init__(self)
-
-    def announce(self, sentence: str) -> None:
-        """Below the scores until the end; only the last few."""
-        self._announced = [*self._announced[-2:], sentence]
 
     def render(self) -> RenderableType:
         """The panel as of now."""

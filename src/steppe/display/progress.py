@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from steppe.display.console import console
-from steppe.display.live import LinePace, LivePanel, is_notebook, print_line
+from steppe.display.live import LinePace, LivePanel, QuietDisplay, is_notebook, print_line
 from steppe.display.text import count, duration, score
 
 if TYPE_CHECKING:
@@ -23,16 +23,16 @@ PHASES = {
     "exporting": "exporting the policy...",
     "filming": "exporting the policy and filming an episode...",
 }
-"""What a run does now, where that is not plain training."""
+"""The phases of a run other than training, in words."""
 NOTEBOOK_SECONDS = 1.0
-CREW: tuple[tuple[str, str, Callable[[float], str]], ...] = (
+WORKER_FIGURES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("workers", "workers", count),
     ("updates_per_second", "updates/s", count),
     ("policy_lag", "lag", score),
     ("dropped", "dropped", count),
     ("learner_utilisation", "learner busy", "{:.0%}".format),
 )
-"""The metrics of parallel runs that are shown: their names, what people call them, how they are told."""
+"""(metric, label, format) of the figures shown of parallel runs."""
 
 
 def display(spec: ExperimentSpec, quiet: bool = False) -> TrainingDisplay:
@@ -44,8 +44,8 @@ def display(spec: ExperimentSpec, quiet: bool = False) -> TrainingDisplay:
     return TrainingPanel(spec) if console().is_terminal else TrainingLines(spec)
 
 
-class TrainingDisplay:
-    """Shows nothing; what the others share."""
+class TrainingDisplay(QuietDisplay):
+    """Shows nothing; the base of the displays of a training."""
 
     def __init__(self, spec: ExperimentSpec) -> None:
         self.title = f"{spec.name}: {spec.agent.type} on {spec.environment.id}"
@@ -59,25 +59,16 @@ class TrainingDisplay:
         """The notices that stay readable when this display is over."""
         self.began = time.monotonic()
 
-    def __enter__(self) -> TrainingDisplay:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
     def update(self, progress: Progress) -> None:
-        """Called after each chunk of training; what a user should know is said at once."""
+        """Called after each chunk of training; announces new notices."""
         self.latest = progress
         self._had_workers = self._had_workers or bool(progress.metrics.get("workers"))
         for notice in progress.notices[self._told :]:
             self.announce(f"note: {notice}")
         self._told = len(progress.notices)
 
-    def announce(self, sentence: str) -> None:
-        """Something that must be seen now."""
-
     def done(self) -> float:
-        """The share of the way that is behind, by the limit that is nearest: 0 .. 1."""
+        """The share of the training that is done, by the nearest limit: 0 .. 1."""
         if self.latest is None:
             return 0.0
         by_timesteps = self.latest.timestep / self.timesteps if self.timesteps else 0.0
@@ -92,7 +83,7 @@ class TrainingDisplay:
         return (whole - self.latest.timestep) / self.latest.steps_per_second
 
     def counted(self) -> str:
-        """`120k of 500k timesteps`, and the same of episodes where they are limited too."""
+        """`120k of 500k timesteps`, and the episodes if they are limited too."""
         if self.latest is None:
             return ""
         parts = [
@@ -105,13 +96,13 @@ class TrainingDisplay:
         ]
         return ", ".join(parts)
 
-    def crew(self) -> list[tuple[str, str]]:
-        """(what, how much) of the workers of a parallel run; nothing for a run in one process."""
+    def worker_figures(self) -> list[tuple[str, str]]:
+        """(label, figure) of the workers of a parallel run; empty for a run in one process."""
         metrics = self.latest.metrics if self.latest is not None else {}
-        return [(what, tell(metrics[name])) for name, what, tell in CREW if name in metrics]
+        return [(label, shown(metrics[name])) for name, label, shown in WORKER_FIGURES if name in metrics]
 
     def doing(self) -> str:
-        """What it does now, where that is not plain training."""
+        """The current phase in words; "" while it simply trains."""
         if self.latest is None:
             return "starting..."
         if self.latest.phase == "training" and "workers" in self.latest.metrics and not self._had_workers:
@@ -128,7 +119,7 @@ class TrainingLines(TrainingDisplay):
         self._pace = LinePace(at_once=True)
         self._doing = ""
 
-    def __enter__(self) -> TrainingLines:
+    def __enter__(self) -> Self:
         print_line(self.title)
         return self
 
@@ -152,10 +143,10 @@ class TrainingLines(TrainingDisplay):
         """How far the training is."""
         assert self.latest is not None
         speed = f"{count(self.latest.steps_per_second)} steps/s, " if self.latest.steps_per_second else ""
-        crew = "".join(f"{much} {what}, " for what, much in self.crew())
+        workers = "".join(f"{figure} {label}, " for label, figure in self.worker_figures())
         return (
             f"{self.counted()} ({self.done():.0%}), mean return {score(self.latest.mean_return)}, "
-            f"{speed}{crew}{duration(time.monotonic() - self.began)}"
+            f"{speed}{workers}{duration(time.monotonic() - self.began)}"
         )
 
     def _say(self, line: str) -> None:
@@ -195,12 +186,7 @@ class TrainingPanel(LivePanel, TrainingDisplay):
 
     def __init__(self, spec: ExperimentSpec) -> None:
         TrainingDisplay.__init__(self, spec)
-        self._announced: list[str] = []
         LivePanel.__init__(self)
-
-    def announce(self, sentence: str) -> None:
-        """Below the figures until the end."""
-        self._announced.append(sentence)
 
     def render(self) -> RenderableType:
         """The panel as of now."""
@@ -241,9 +227,9 @@ class TrainingPanel(LivePanel, TrainingDisplay):
             ("steps/s", speed, "elapsed", duration(time.monotonic() - self.began)),
         ):
             grid.add_row(*row)
-        crew = [word for pair in self.crew() for word in pair]
-        for start in range(0, len(crew), 4):
-            grid.add_row(*crew[start : start + 4])
+        workers = [word for pair in self.worker_figures() for word in pair]
+        for start in range(0, len(workers), 4):
+            grid.add_row(*workers[start : start + 4])
         # Always one line, so that the panel does not change its height.
         last = self.doing() or (f"at most {duration(remaining)} remaining" if remaining else "")
         return Group(grid, Text(last, no_wrap=True, overflow="ellipsis"))

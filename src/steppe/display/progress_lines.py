@@ -1,4 +1,4 @@
-"""How a long piece of work is shown: one line that moves on a terminal, one line a change elsewhere."""
+"""Progress of a long operation: one line that changes on a terminal, a line for each change elsewhere."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from steppe.display.text import duration
 
 @contextlib.contextmanager
 def telling(out: Console | None = None, *, is_quiet: bool = False) -> Iterator[Callable[[str], None]]:
-    """Gives what takes each line about how far the work is; a line that was the last one too is not shown again.
+    """Yields a function that shows a line; the same line is not shown twice in a row.
 
-    Whatever else is printed meanwhile must go to `out`, or it runs into the line that moves.
+    Everything else that is printed meanwhile must go to `out`, or it breaks the line that changes.
     """
     out, begin, last = out or console(), time.monotonic(), ""
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from steppe.display.console import console, table
-from steppe.display.live import LivePanel, print_line
+from steppe.display.live import LivePanel, QuietDisplay, print_line
 from steppe.display.text import count, duration, score
 
 if TYPE_CHECKING:
@@ -25,23 +25,14 @@ def display(group: SeedGroup, quiet: bool = False) -> SeedDisplay:
     return SeedPanel(group) if console().is_terminal else SeedLines(group)
 
 
-class SeedDisplay:
-    """Shows nothing; what the others share."""
+class SeedDisplay(QuietDisplay):
+    """Shows nothing; the base of the displays of several seeds."""
 
     def __init__(self, group: SeedGroup) -> None:
         self.group = group
 
-    def __enter__(self) -> SeedDisplay:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
     def update(self, group: SeedGroup) -> None:
         """Called several times a second."""
-
-    def announce(self, sentence: str) -> None:
-        """Something that must be seen now."""
 
 
 class SeedLines(SeedDisplay):
@@ -53,7 +44,7 @@ class SeedLines(SeedDisplay):
         self._pause = FIRST_LINE_SECONDS
         self._next = time.monotonic() + self._pause
 
-    def __enter__(self) -> SeedLines:
+    def __enter__(self) -> Self:
         print_line(title(self.group))
         return self
 
@@ -84,12 +75,7 @@ class SeedPanel(LivePanel, SeedDisplay):
 
     def __init__(self, group: SeedGroup) -> None:
         SeedDisplay.__init__(self, group)
-        self._announced: list[str] = []
         LivePanel.__init__(self)
-
-    def announce(self, sentence: str) -> None:
-        """Below the table until the end."""
-        self._announced.append(sentence)
 
     def render(self) -> RenderableType:
         """The table as of now."""

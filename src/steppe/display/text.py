@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from steppe.experiments.run_folder.store import Status
 
 WINDOW = 100
-"""How many episodes a mean return is of, once there are so many."""
+"""The most episodes that a mean return is of."""
 
 
 def age(moment: float | None, now: float | None = None) -> str:
@@ -40,20 +40,20 @@ def count(number: float | None) -> str:
 
 
 def score(value: float | None) -> str:
-    """A return, with digits that matter; a dash where there is none yet."""
+    """A return with sensible digits; a dash if there is none yet."""
     if value is None:
         return "-"
     return f"{value:.1f}" if abs(value) >= 10 else f"{value:.3g}"
 
 
 def last_episodes(ended: int) -> str:
-    """Which episodes a mean return is of, when so many have ended: `the last 100 episodes`, or all there are."""
+    """The episodes that a mean return is of, after `ended` episodes: `the last 100 episodes`, or fewer."""
     counted = min(ended, WINDOW)
     return "the last episode" if counted == 1 else f"the last {counted} episodes"
 
 
 def told_scores(status: Status) -> list[tuple[str, str]]:
-    """What a run has reached, as (label, text): by its newest evaluation, if there is one, and while learning."""
+    """(label, text) of the scores of a run: of its newest evaluation, if there is one, and while learning."""
     from steppe.records.evaluation_score import Score
 
     evaluation = Score.read(status.evaluation)
@@ -77,7 +77,7 @@ def told_scores(status: Status) -> list[tuple[str, str]]:
 
 
 def closing_line(name: str, folder: Path, status: Status) -> str:
-    """How a run ended and where its results are, in one sentence for those who called it from Python."""
+    """One sentence, for callers from Python, on how a run ended and where its results are."""
     from steppe.experiments.run_folder.states import stands
     from steppe.records.evaluation_score import Score
     from steppe.specs.loading.files import shown_path

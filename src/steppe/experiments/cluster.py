@@ -21,7 +21,7 @@ log = logging.getLogger("steppe.clusters")
 
 @dataclass(frozen=True)
 class ClusterStatus:
-    """A cluster as its provider shows it now."""
+    """The state of a cluster, as its provider reports it."""
 
     state: str
     """Such as "creating", "ready", "broken", "unknown" or "gone"."""
@@ -33,25 +33,25 @@ class ClusterStatus:
     is_own: bool
     """Whether Steppe made it from here."""
     reason: str
-    """What is wrong with it, if anything is."""
+    """The problem, if there is one."""
 
 
 class Cluster:
     """A cluster by its name, known here or seen at a provider."""
 
     def __init__(self, name: str) -> None:
-        """The cluster called `name`, which may not be there yet; `open` asks for it."""
+        """The cluster called `name`, which need not exist; `open` checks that."""
         self.name = registry.valid_name(name)
 
     @classmethod
     def create(
         cls, file: str | Path | None = None, *, name: str | None = None, tell: Tell = log.info, **fields: Any
     ) -> Cluster:
-        """Makes a cluster, or registers one that is there (`context=...`), and waits until it is ready.
+        """Makes a cluster, or registers an existing one (`context=...`), and waits until it is ready.
 
-        `file` is a name in configs/clusters/ or a path, and `fields` are those of a cluster file, which come before it:
-        provider, num_nodes, machine_type and so on. `tell` gets a sentence on each step. What was interrupted goes on
-        when it is called again with the same name.
+        `file` is a name in configs/clusters/ or a path; `fields` are those of a cluster file and override it:
+        provider, num_nodes, machine_type and so on. `tell` gets a sentence on each step. An interrupted call continues
+        when it is repeated with the same name.
         """
         if fields.get("kubeconfig") is not None:
             fields["kubeconfig"] = str(Path(fields["kubeconfig"]).expanduser().absolute())
@@ -75,7 +75,7 @@ class Cluster:
         return [cls(entry.record.name) for entry in entries]
 
     def status(self) -> ClusterStatus:
-        """Asks its provider."""
+        """Asks the provider."""
         entry = self._entry()
         seen, record = entry.seen, entry.record
         return ClusterStatus(
@@ -95,9 +95,9 @@ class Cluster:
             return tuple(cluster_check.check(kube, reachable, tell, has_trial=trial, seconds=timeout))
 
     def delete(self, *, force: bool = False, tell: Tell = log.info) -> str:
-        """Deletes it with all that is on it; one that was only registered is forgotten. Returns what is left, if any.
+        """Deletes the cluster with everything on it, or forgets one that was only registered; returns a note on leftovers.
 
-        Without `force` it is refused if Steppe did not make it, and if experiments would be lost with it.
+        Without `force` this is refused if Steppe did not make it, or if experiments would be lost.
         """
         from steppe.platforms.kubernetes.client.cluster_deletion import delete_cluster, experiments_on
 
@@ -120,7 +120,7 @@ class Cluster:
         return delete_cluster(entry, tell, force=force)
 
     def forget(self) -> None:
-        """Removes it from what is known here; nothing is asked or changed at its provider."""
+        """Removes it from the registered clusters; its provider is not asked and nothing changes there."""
         lifecycle.forget(self.name)
 
     def _entry(self) -> ClusterEntry:

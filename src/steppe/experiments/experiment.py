@@ -19,6 +19,7 @@ from steppe.experiments.process.run import run
 from steppe.experiments.project import find_experiment, store_for_new_runs
 from steppe.experiments.run_folder.status import progress_of
 from steppe.experiments.run_folder.store import RunFolder, Status, Store
+from steppe.files.run_files import POLICY_FOLDER
 from steppe.specs.environment import IN_PROCESS
 
 if TYPE_CHECKING:
@@ -32,13 +33,13 @@ log = logging.getLogger("steppe.experiments")
 
 
 class Shows(Protocol):
-    """What displays a group while it trains."""
+    """The display of a group of seeds while it trains."""
 
     def update(self, group: SeedGroup) -> None:
         """Called several times a second."""
 
     def announce(self, sentence: str) -> None:
-        """Something that must be seen now."""
+        """Shows a sentence at once."""
 
 
 class Experiment:
@@ -57,8 +58,8 @@ class Experiment:
     ) -> None:
         """Checks the spec (itself, a file's name, or fields) and makes its run folder.
 
-        Without a `name` and a `folder` it is numbered, as `steppe train` does; a `folder` gives its own name. With
-        `force` an experiment that is there already is begun anew, its old results kept beside.
+        Without a `name` and a `folder` it gets a number, as in `steppe train`; a `folder` gives its own name. With
+        `force` an existing experiment is started anew; its old results are kept beside.
         """
         from steppe.specs.allowed_modules import named_by
         from steppe.specs.experiment import ExperimentSpec
@@ -91,7 +92,7 @@ class Experiment:
         show: Callable[[SeedGroup], AbstractContextManager[Shows]],
         **fields: Any,
     ) -> list[Experiment]:
-        """Trains several seeds side by side, in processes of their own; `show` makes what displays the group."""
+        """Trains several seeds side by side, each in a process of its own; `show` makes the display."""
         from steppe.specs.allowed_modules import named_by
         from steppe.specs.running.seeds import read_seeds
 
@@ -141,10 +142,10 @@ class Experiment:
         """Trains here and now until it ends; Ctrl-C saves a checkpoint, pauses, and then raises KeyboardInterrupt.
 
         `fields` change the experiment first; on `resume` only those that do not decide what is learned, such as
-        total_timesteps, and `environment` where it is an object that this process does not know yet. `on_progress` is
+        total_timesteps, and `environment` if it is an object that this process does not know yet. `on_progress` is
         called with a Progress after each chunk of training; if it returns False or raises StopTraining, the run saves a
-        checkpoint and stops. `announce` gets sentences that must be seen at once. With `cluster`, or where it is on one
-        already, it trains there and is only watched from here: Ctrl-C ends the watching.
+        checkpoint and stops. `announce` gets sentences that must be seen at once. With `cluster`, or if it is on a
+        cluster already, it trains there and is only watched from here: Ctrl-C ends the watching.
         """
         fields = self._with_environment(fields)
         location = location_to_start(self._folder, cluster)
@@ -175,7 +176,7 @@ class Experiment:
     ) -> int | None:
         """As `start`, in a process of its own, whose id is returned; its output goes to log.txt.
 
-        None where it trains on a cluster, and nobody waits for its end here but what `announce` tells of.
+        Returns None if it trains on a cluster. `announce` gets a sentence if a process here waits for its end.
         """
         fields = self._with_environment(fields)
         self._check_object("a process of its own")
@@ -186,11 +187,11 @@ class Experiment:
         return started.pid
 
     def download(self, to: str | Path, *, force: bool = False) -> list[Path]:
-        """Copies what the run left to a folder of your own, from here or from its cluster."""
+        """Copies the results to a folder of your own, from here or from its cluster."""
         return lifecycle.download(self._folder, Path(to).expanduser(), force=force)
 
     def delete(self, *, stored: bool = False) -> None:
-        """Deletes it with all its results, here or on its cluster; `stored` also what it keeps in object storage."""
+        """Deletes it with all its results, here or on its cluster; with `stored` also those in object storage."""
         lifecycle.delete(self._folder, self.folder.parent.parent, stored=stored)
 
     def pause(self, timeout: float = WAIT_SECONDS) -> Status:
@@ -208,7 +209,7 @@ class Experiment:
 
     @property
     def folder(self) -> Path:
-        """Where the run leaves everything."""
+        """The run folder."""
         return self._folder.path
 
     @property
@@ -231,7 +232,7 @@ class Experiment:
         from steppe.specs.allowed_modules import AllowedModules
 
         allowed = AllowedModules(self._modules) | AllowedModules.of(allow_modules)
-        return load_policy(self.folder / "policy", allow_modules=allowed)
+        return load_policy(self.folder / POLICY_FOLDER, allow_modules=allowed)
 
     def evaluate(
         self,
@@ -264,7 +265,7 @@ class Experiment:
         return read_metrics(self.folder)
 
     def _with_environment(self, fields: dict[str, Any]) -> dict[str, Any]:
-        """The fields, their environment by its name; an object that the run was begun with takes its place again."""
+        """The fields with an environment that has a name; an object replaces the one that the run began with."""
         _check_words(fields, in_start=True)
         if "environment" not in fields:
             return fields
@@ -313,7 +314,7 @@ def load(file: str | Path | None, fields: dict[str, Any], start: Path) -> Experi
 
 
 def _check_words(fields: dict[str, Any], in_start: bool = False) -> None:
-    """Says what takes the place of arguments that other libraries have."""
+    """Names our counterpart of arguments that other libraries have."""
     for word in ("callback", "callbacks"):
         if word in fields:
             raise UserError(

@@ -1,4 +1,4 @@
-"""An environment as people give it in Python, in the words of an experiment file."""
+"""Environments given as Python objects, translated to what an experiment file can hold."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def named_environment(environment: Any) -> Any:
 
 
 def check_objects_known(environment: EnvironmentSpec) -> None:
-    """Refuses an environment or a wrapper that was an object of another process."""
+    """Refuses an environment or a wrapper that was a Python object of another process."""
     if any(id.startswith(IN_PROCESS) for id in (environment.id, *(each["type"] for each in environment.wrappers))):
         from steppe.envs.gymnasium.in_process import check_known
 
@@ -34,7 +34,7 @@ def check_objects_known(environment: EnvironmentSpec) -> None:
 
 
 def check_has_name(environment: EnvironmentSpec, needs_name: str) -> None:
-    """Refuses an environment or a wrapper without a name where `needs_name` makes environments in other processes."""
+    """Refuses an environment or a wrapper without a name if `needs_name` makes environments in other processes."""
     if environment.id.startswith(IN_PROCESS) or environment.wrappers:
         from steppe.envs.gymnasium.in_process import check_kind_of_run
 
@@ -42,7 +42,7 @@ def check_has_name(environment: EnvironmentSpec, needs_name: str) -> None:
 
 
 def _named_part(name: str, value: Any) -> Any:
-    """A part of an environment's object, with names in place of what is given as a class or a function."""
+    """A part of an environment, with names in place of classes and functions."""
     if name == "id" and not isinstance(value, str):
         return named_environment(value)
     if name == "wrappers" and isinstance(value, list | tuple):
@@ -62,18 +62,18 @@ def _named_wrapper(wrapper: Any) -> Any:
 
 
 def is_same(environment: Any, before: EnvironmentSpec) -> bool:
-    """Whether an environment in the words of a file, with its wrappers handed over again, is the one from `before`."""
+    """Whether an environment as a file describes it equals `before`."""
     from steppe.specs.environment import EnvironmentSpec
 
     if not isinstance(environment, dict):
         return False
-    with contextlib.suppress(ValidationError):  # which is told where the fields are read
+    with contextlib.suppress(ValidationError):  # reported when the fields are read
         return EnvironmentSpec.model_validate(environment).model_dump() == before.model_dump()
     return False
 
 
 def for_instance(spec: ExperimentSpec) -> ExperimentSpec:
-    """The spec, with one environment if an instance was given and nobody has said how many."""
+    """The spec; with num_envs 1 if the environment is an instance and num_envs is not given."""
     if spec.num_envs is not None or not spec.environment.id.startswith(IN_PROCESS):
         return spec
     from steppe.envs.gymnasium.in_process import is_instance

@@ -1,4 +1,4 @@
-"""How the reader of an error can do what it advises: by a command in the terminal, by a call in Python."""
+"""The advice in errors, for its reader: commands in the terminal, calls in Python."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Ways:
-    """What can be asked of one experiment, in its user's own words."""
+    """How a user writes what can be done with one experiment."""
 
     start: str
     restart: str
@@ -25,11 +25,11 @@ class Ways:
     download: str
     serve: str
     replace: str
-    """What to do where there is an experiment of that name already."""
+    """What to do if an experiment of that name exists."""
 
 
 def commands(reference: str) -> Ways:
-    """In the terminal; `reference` is what -e takes to mean the experiment."""
+    """In the terminal; `reference` names the experiment after -e."""
 
     def command(verb: str) -> str:
         return f"steppe experiment {verb} -e {reference}"

@@ -1,4 +1,4 @@
-"""What people ask of an experiment: make it, start, pause, resume, stop, copy its results."""
+"""The life cycle of an experiment: check, create, prepare a start, download, delete."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from steppe.specs.experiment import ExperimentSpec
 
 WITHOUT_NAME = "run"
-"""What a spec is called until its run folder gives it a name."""
+"""The name of a spec until its run folder gives it one."""
 
 
 def check(spec: ExperimentSpec, start: Path, resumed: Path | None = None) -> list[str]:
-    """All that can be known before training: notices, or the error that names the mistake.
+    """Builds the experiment to find every mistake before training; returns notices.
 
-    `resumed` is the folder of a run that trains on.
+    `resumed` is the folder of a run that is resumed.
     """
     from steppe import runners
 
@@ -50,7 +50,7 @@ def check(spec: ExperimentSpec, start: Path, resumed: Path | None = None) -> lis
 
 
 def _names_image(spec: ExperimentSpec) -> bool:
-    """Whether its Pods may have what this machine has not."""
+    """Whether its Pods have an image of the user's, which may have what this machine lacks."""
     pods = spec.kubernetes
     return any(each.image is not None for each in (pods, pods.driver, pods.worker))
 
@@ -64,7 +64,7 @@ def create(
     force: bool = False,
     ways: Ways | None = None,
 ) -> RunFolder:
-    """The spec's run folder: at `path`, or called `name` in the store, or a new number after what it trains."""
+    """Makes the run folder: at `path`, or called `name` in the store, or with a new number after its `stem`."""
     from steppe.specs.experiment import valid_name
 
     if path is None:
@@ -76,7 +76,7 @@ def create(
 
 
 def stem(spec: ExperimentSpec) -> str:
-    """What a run without a name is called, before its number: `CartPole-v1-ppo`."""
+    """The name, before its number, of a run that was given none: `CartPole-v1-ppo`."""
     words = re.sub(
         r"[^A-Za-z0-9_]*[^A-Za-z0-9._-][^A-Za-z0-9_]*|\.{2,}", "-", f"{spec.environment.id}-{spec.agent.type}"
     )
@@ -91,9 +91,9 @@ def prepare(
     fields: dict[str, Any] | None = None,
     sets: list[str] | None = None,
 ) -> list[str]:
-    """Everything that must hold before the experiment is started, and what `force`, `fields` and `sets` change in it.
+    """Refuses a start that cannot work, and applies the changes that `force`, `fields` and `sets` ask for.
 
-    Returns what a user should know of the changes.
+    Returns notices of the changes.
     """
     location, event = location_of(folder), _start_event(resume)
     status = location.status()
@@ -131,7 +131,7 @@ def prepare(
 
 
 def check_has_cluster(spec: ExperimentSpec) -> None:
-    """Refuses to start an experiment at once that is for a cluster and describes none."""
+    """Refuses to start an experiment that is for a cluster and describes none."""
     if spec.platform == "kubernetes" and spec.cluster is None:
         raise UserError(
             'platform "kubernetes" needs a cluster; describe one (-C), or make the experiment without starting it and '
@@ -155,7 +155,7 @@ def download(
 
 
 def check_deletable(folder: RunFolder, start: Path) -> Store:
-    """The store that an experiment can be deleted from, one of those that are known from the folder `start`."""
+    """The store, known from the folder `start`, from which the experiment can be deleted."""
     stores = [store for store in known_stores(start) if store.path.resolve() == folder.path.parent.resolve()]
     if not stores:
         raise StateError(
@@ -224,7 +224,7 @@ def _check_leaves_more(
 
 
 def _reached(spec: ExperimentSpec, status: Status) -> tuple[str, str, Any] | None:
-    """(the limit that was reached, its field, a value that leaves more to do), or None when there is more to do."""
+    """(the limit that was reached, its field, a larger value), or None if none was reached."""
     episodes, timesteps = spec.limits
     if timesteps is not None and status.timestep >= timesteps:
         return (

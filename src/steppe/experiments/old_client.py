@@ -9,25 +9,26 @@ from pathlib import Path
 from steppe.errors import ProjectError
 from steppe.experiments.project import EXPERIMENTS, Project
 from steppe.experiments.run_folder.status import read_object
-from steppe.experiments.run_folder.store import SPEC_FILE, RunFolder
+from steppe.experiments.run_folder.store import RunFolder
 from steppe.files.durable import storing, write_atomically
+from steppe.files.run_files import SPEC_FILE
 from steppe.specs.loading import limited_reading
 from steppe.specs.loading.files import OLD_PROJECT_FILE, PROJECT_FILE, SUFFIXES, read_project
 from steppe.tensorforce import client_files
 
 OLD_SPEC_FILE = "experiment.tfcli.json"
-"""What the old tfcli's experiment.json is kept as, once the experiment is started here."""
+"""The old tfcli's experiment.json keeps this name once the experiment is started here."""
 KINDS = ("agents", "clusters", "environments", "experiments", "networks")
 """The folders in configs/ that the old client had too."""
 
 
 def is_old_project(root: Path) -> bool:
-    """Whether a folder is a project of the old client that was not taken over yet."""
+    """Whether a folder is a project of the old client that has no steppe.json yet."""
     return (root / OLD_PROJECT_FILE).is_file() and not (root / PROJECT_FILE).exists()
 
 
 def take_over(root: Path, name: str | None, remote_id: str | None, service_account_key: str | None) -> list[str]:
-    """Writes steppe.json for a project of the old client, and changes no other file; sentences on what it has."""
+    """Writes steppe.json for a project of the old client, and no other file; returns clauses on what was found."""
     root = Path(root).absolute()
     about = read_project(root)
     if not isinstance(about, dict):
@@ -65,5 +66,5 @@ def keep_spec(folder: RunFolder) -> None:
             shutil.copy2(folder.path / SPEC_FILE, path)
 
 
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -1,4 +1,4 @@
-"""Finds the policy that somebody means, and the experiment in whose environment it plays."""
+"""Finds the policy that a user names, and the environment in which it plays."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from steppe.errors import ProjectError, StateError, UserError
 from steppe.experiments.project import find_experiment, let_allowed_modules_import
 from steppe.experiments.run_folder.store import RunFolder
+from steppe.files.run_files import BEST_FOLDER, LAST_FOLDER, POLICY_FOLDER
 from steppe.policies.policy_folder import TENSORS_FILE
 from steppe.specs.allowed_modules import AllowedModules, named_by, named_in
 from steppe.specs.environment import EnvironmentSpec
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from steppe.specs.experiment import ExperimentSpec
 
 Which = Literal["best", "last"]
-POLICY_FOLDER, BEST_FOLDER, LAST_FOLDER = "policy", "policy/best", "policy/last"
 
 
 def find_player(
@@ -27,10 +27,10 @@ def find_player(
     allowed: AllowedModules,
     which: Which | None = None,
 ) -> tuple[Policy, ExperimentSpec]:
-    """(the policy, an experiment in whose environment it plays); neither names a module that is not allowed.
+    """(the policy, an experiment in whose environment it plays); ModuleNotAllowed if one names another module.
 
-    `experiment` is a name or a run folder; `policy` a policy folder, which plays where it was trained; without an
-    `environment` of their own.
+    `experiment` is a name or a run folder, `policy` a policy folder; both play where they were trained, unless an
+    `environment` is given.
     """
     from steppe.policies.policy import load_policy
 
@@ -51,7 +51,7 @@ def find_player(
 def in_environment(
     environment: str | dict[str, Any], allowed: AllowedModules, spec: ExperimentSpec | None = None
 ) -> ExperimentSpec:
-    """The experiment with another environment; without one an experiment that says nothing else."""
+    """The experiment with another environment; without `spec` an experiment with nothing but that environment."""
     from steppe.specs.experiment import load_experiment
 
     if not environment:
@@ -70,13 +70,13 @@ def named_as_environment(environment: str | dict[str, Any] | None) -> AllowedMod
 
 
 def is_policy(text: str) -> bool:
-    """Whether a word means a policy folder (or a file of one) instead of an experiment."""
+    """Whether a word names a policy folder (or a file of one) instead of an experiment."""
     path = Path(text)
     return (path / TENSORS_FILE).is_file() or (path.name.startswith("policy.") and path.is_file())
 
 
 def policy_folder(folder: RunFolder, which: Which | None = None) -> Path:
-    """The policy that a run hands out, its best one, or the one as it was at the end."""
+    """The folder of the policy that a run hands out, of its best one, or of the one at its end."""
     if which == "best":
         best = folder.path / BEST_FOLDER
         if not (best / TENSORS_FILE).is_file():
@@ -85,14 +85,14 @@ def policy_folder(folder: RunFolder, which: Which | None = None) -> Path:
                 "leave out --best"
             )
         return best
-    # The last one has a folder of its own where another is handed out.
+    # The last policy has a folder of its own only if another one is handed out.
     if which == "last" and (folder.path / LAST_FOLDER / TENSORS_FILE).is_file():
         return folder.path / LAST_FOLDER
     return folder.path / POLICY_FOLDER
 
 
 def _run_around(policy: Path) -> ExperimentSpec | None:
-    """The experiment of the run folder that a policy lies in: it says more of the environment than the policy."""
+    """The experiment in whose run folder a policy lies: it describes the environment more fully than the policy."""
     folder = (policy.parent if policy.is_file() else policy).absolute()
     for path in (folder, folder.parent, folder.parent.parent):
         try:

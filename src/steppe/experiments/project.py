@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from steppe.errors import ProjectError, SpecError, StateError
 from steppe.experiments.hints import commands
-from steppe.experiments.run_folder.store import SPEC_FILE, RunFolder, Store
+from steppe.experiments.run_folder.store import RunFolder, Store
 from steppe.files.durable import storing, write_atomically
+from steppe.files.run_files import SPEC_FILE
 from steppe.specs.allowed_modules import AllowedModules
 from steppe.specs.loading.files import OLD_PROJECT_FILE, PROJECT_FILE, find_project, read_project, read_spec_file
 from steppe.specs.loading.suggestions import did_you_mean
@@ -37,9 +38,9 @@ class Project:
     def create(
         cls, root: str | Path = ".", name: str | None = None, *, remote_id: str | None = None, force: bool = False
     ) -> Project:
-        """Writes steppe.json and configs/ to copy from into the folder, as `steppe init` does.
+        """Writes steppe.json and the default configs/ into the folder, as `steppe init` does.
 
-        `remote_id` is a cloud project that it belongs to. Files that are there are refused, or written over by `force`.
+        `remote_id` is the cloud project that it belongs to. Existing files are refused, or replaced with `force`.
         """
         init_project(Path(root), name, remote_id, force)
         return cls(Path(root).absolute())
@@ -51,7 +52,7 @@ class Project:
 
     @property
     def name(self) -> str:
-        """What it is called in steppe.json."""
+        """Its name in steppe.json."""
         return str(_known(self.root).get("name", self.root.name))
 
     @property
@@ -137,7 +138,7 @@ def link_project(root: Path, remote_id: str, service_account_key: str | None) ->
 
 
 def _known(root: Path) -> dict[str, Any]:
-    """What a project says of itself; nothing if its file cannot be read, since it is written anew then."""
+    """The contents of steppe.json; {} if it cannot be read, since it is then written anew."""
     if not any((root / name).is_file() for name in (PROJECT_FILE, OLD_PROJECT_FILE)):
         return {}
     try:
@@ -161,13 +162,13 @@ def open_project(start: Path) -> Project:
 
 
 def store_for_new_runs(start: Path) -> Store:
-    """Where `steppe train` puts its run: the project's experiments, or ./steppe-runs outside a project."""
+    """The store of `steppe train`: the project's experiments, or ./steppe-runs outside a project."""
     root = find_project(start)
     return Project(root).store if root else Store(start / LOOSE_RUNS)
 
 
 def known_stores(start: Path) -> list[Store]:
-    """The places where an experiment's name is looked up from `start`."""
+    """The stores in which an experiment's name is looked up from `start`."""
     root = find_project(start)
     stores = [Project(root).store] if root else []
     return [*stores, *([Store(start / LOOSE_RUNS)] if (start / LOOSE_RUNS).is_dir() else [])]
@@ -208,7 +209,7 @@ def let_user_modules_import(start: Path) -> None:
 
 
 def let_allowed_modules_import(start: Path, allowed: AllowedModules) -> None:
-    """The same, only if any module is allowed: a folder that came from elsewhere stays off the path."""
+    """The same, but only if some module is allowed, so that downloaded folders stay off the path."""
     if allowed.names:
         let_user_modules_import(start)
 

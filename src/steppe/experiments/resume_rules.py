@@ -1,4 +1,4 @@
-"""What may change between a run and its resumption, and what a change does to a run that goes on."""
+"""Which fields may change when a run is resumed, and notices of what a change does to it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from steppe.errors import UserError
 from steppe.experiments.hints import CALLS
-from steppe.experiments.run_folder.store import SPEC_FILE, RunFolder
+from steppe.experiments.run_folder.store import RunFolder
+from steppe.files.run_files import SPEC_FILE
 
 if TYPE_CHECKING:
     from steppe.specs.experiment import ExperimentSpec
@@ -29,8 +30,7 @@ CHANGEABLE = (
     "cluster",
     "kubernetes",
 )
-"""The fields that may change between a run and its resumption: how long, where and what is written, never what is
-learned."""
+"""The fields that may change when a run is resumed: its limits, where it runs, what it writes; never what it learns."""
 CHANGEABLE_IN = {
     "async": (
         "num_workers",
@@ -51,13 +51,13 @@ CHANGEABLE_IN = {
         "distributed.worker_timeout",
     ),
 }
-"""Run mode -> what may change there beside these: how many work, where they meet, how long who waits for whom."""
+"""Run mode -> the fields that may change there too: numbers of workers, addresses, timeouts."""
 
 
 def changed(
     folder: RunFolder, before: ExperimentSpec, fields: dict[str, Any], sets: list[str], resume: bool
 ) -> ExperimentSpec:
-    """The experiment with other fields; a UserError for what cannot change."""
+    """The experiment with changed fields; a UserError if a field cannot change."""
     from steppe.specs.experiment import load_experiment
     from steppe.specs.loading.overrides import parse_override
 
@@ -68,7 +68,7 @@ def changed(
             raise UserError("the name of an experiment cannot change; make another experiment")
         if resume and field in type(before).model_fields and field not in touchable:
             raise _fixed(field, changeable)
-    # Among fields None means "not given", so what is to be nothing from now on is set.
+    # load_experiment reads None as "not given", so a field is set to null by an override.
     nothing = [f"{field}=null" for field, value in fields.items() if value is None]
     options = folder.ways is not CALLS
     spec = load_experiment(folder.path / SPEC_FILE, fields, [*nothing, *sets], Path.cwd(), options=options)
@@ -83,7 +83,7 @@ def changed(
 def _changeable(spec: ExperimentSpec) -> tuple[str, ...]:
     more = CHANGEABLE_IN.get(spec.run_mode, ())
     if spec.run_mode == "distributed" and spec.distributed.synchronous:
-        # All workers make one batch: with another number of them it, and how many updates there are, would differ.
+        # All workers together make one batch, so that their number decides its size and the number of updates.
         more = tuple(name for name in more if name != "num_workers")
     return CHANGEABLE + more
 

@@ -1,7 +1,7 @@
-"""A group: one experiment with several seeds, each with a run folder of its own, trained side by side.
+"""One experiment with several seeds, trained side by side, each with a run folder and a process of its own.
 
-Each member is an ordinary experiment called NAME-sSEED, whose field `group` says NAME. It trains in a process of its
-own session, which outlives this one: what is asked of a group is asked of each member, by its request.json.
+Each seed is an ordinary experiment called NAME-sSEED, whose field `group` is NAME. Its process outlives this one, so
+requests to the group are written to the request.json of each seed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from steppe.specs.experiment import ExperimentSpec
 
 LOOK_SECONDS = 0.2
-"""How often the members are looked at."""
+"""How often the status of each seed is read."""
 
 
 class SeedRun:
@@ -44,7 +44,7 @@ class SeedRun:
 
     @property
     def is_running(self) -> bool:
-        """Whether its process is there."""
+        """Whether its process runs."""
         return self._process is not None and not self.is_over
 
     @property
@@ -54,7 +54,7 @@ class SeedRun:
 
     @property
     def reason(self) -> str:
-        """Why it ended, where it has."""
+        """Why it ended, if it has."""
         return self.error or self.status.reason
 
     @property
@@ -63,7 +63,7 @@ class SeedRun:
         return Score.read(self.status.evaluation)
 
     def start(self, cores: int) -> None:
-        """Starts its process, which spreads its work over so many cores."""
+        """Starts its process, which uses `cores` cores."""
         from steppe.envs.cores import VARIABLE
         from steppe.platforms import LocalPlatform
 
@@ -76,11 +76,11 @@ class SeedRun:
             self.error, self.is_over = str(error), True
 
     def look(self) -> None:
-        """Finds out how far it is."""
+        """Updates its status."""
         if self._process is None or self.is_over:
             return
         exit_code = self._process.exit_code()
-        # A folder that is moved or damaged meanwhile is its process's to complain about.
+        # Its process reports a folder that was moved or damaged.
         with contextlib.suppress(SteppeError):
             self.status = self.folder.read_status() if exit_code is None else self.folder.local_status()
         if exit_code is not None:
@@ -89,7 +89,7 @@ class SeedRun:
                 self.error = local.last_words(self.folder, self._logged)
 
     def ask(self, action: str) -> None:
-        """Asks its process to pause or stop; again if that was asked before the process listened."""
+        """Asks its process to pause or stop; asks again if the process was not yet ready to see it."""
         with contextlib.suppress(SteppeError):
             if self.is_running and self.status.is_live and self.folder.asked() is None:
                 self.folder.ask(action)
@@ -109,7 +109,7 @@ class ScoreSummary:
 
 
 class SeedGroup:
-    """The members, and their training."""
+    """The seeds of one experiment, and their training."""
 
     def __init__(self, name: str, spec: ExperimentSpec, members: Sequence[SeedRun]) -> None:
         self.name, self.spec, self.members = name, spec, list(members)
@@ -126,9 +126,9 @@ class SeedGroup:
     def train(
         self, show: Callable[[SeedGroup], None], announce: Callable[[str], None], at_once: int | None = None
     ) -> None:
-        """Trains every member, as many at once as there are cores for, until all are over.
+        """Trains all seeds, as many at once as there are cores for.
 
-        Ctrl-C pauses those that train and starts no others; a second one leaves them pausing by themselves.
+        Ctrl-C pauses those that train and starts no others; a second one does not wait for them.
         """
         from steppe import runners
 
@@ -153,23 +153,23 @@ class SeedGroup:
 
     @property
     def is_evaluated(self) -> bool:
-        """Whether each member that has a score has an evaluation: then scores are of these."""
+        """Whether each seed that has a score has an evaluation; then scores are of evaluations."""
         scored = [each for each in self.members if each.status.mean_return is not None]
         return bool(scored) and all(each.evaluation is not None for each in scored)
 
     def score_of(self, member: SeedRun) -> float | None:
-        """What counts of a member: its newest evaluation if all have one, else its mean return while learning."""
+        """The score of a seed: its newest evaluation if all have one, else its mean return while learning."""
         if self.is_evaluated and member.evaluation is not None:
             return member.evaluation.mean
         return member.status.mean_return
 
     def scores(self) -> ScoreSummary | None:
-        """The spread of the scores of all members that have one."""
+        """A summary of all scores."""
         return summary_of([found for each in self.members if (found := self.score_of(each)) is not None])
 
 
 def summary_of(scores: Sequence[float]) -> ScoreSummary | None:
-    """Mean, deviation, median, least and largest; None of nothing."""
+    """Mean, deviation, median, least and largest; None without scores."""
     if not scores:
         return None
     deviation = statistics.stdev(scores) if len(scores) > 1 else 0.0
@@ -187,7 +187,7 @@ def create(
     force: bool = False,
     ways: Ways | None = None,
 ) -> SeedGroup:
-    """A group of new experiments in the store, called after `name`, or after what they train and a new number."""
+    """Makes the experiments in the store, called after `name`, or after their `stem` and a new number."""
     check(spec)
     seeds = tuple(seeds)
     group = _new_name(store, lifecycle.stem(spec)) if name is None else name
@@ -207,7 +207,7 @@ def create(
 
 
 def check(spec: ExperimentSpec) -> None:
-    """Refuses what does not train on this machine."""
+    """Refuses experiments for a cluster."""
     if spec.platform == "kubernetes":
         raise UserError(
             "several seeds are trained side by side on this machine only; for a cluster make an experiment for each of "
@@ -216,7 +216,7 @@ def check(spec: ExperimentSpec) -> None:
 
 
 def processes_at_once(spec: ExperimentSpec) -> int:
-    """How many members train at once: one a core, and fewer where each has several workers."""
+    """How many seeds train at once: one a core, or fewer if each has several workers."""
     from steppe.envs.cores import available_cores
 
     each = 1 if spec.run_mode == "single" else spec.num_workers
@@ -224,14 +224,14 @@ def processes_at_once(spec: ExperimentSpec) -> int:
 
 
 def cores_for_each(processes: int) -> int:
-    """How many cores each of several processes has to itself, so that they do not take them from each other."""
+    """The share of the cores that each of several processes gets."""
     from steppe.envs.cores import available_cores
 
     return max(1, available_cores() // processes)
 
 
 class _Requests(EndRequest):
-    """What signals ask of all seeds."""
+    """Signals are requests to all seeds."""
 
     def __init__(self, announce: Callable[[str], None]) -> None:
         super().__init__()
@@ -243,7 +243,7 @@ class _Requests(EndRequest):
 
 
 def _new_name(store: Store, stem: str) -> str:
-    """`stem-1`, `stem-2` ...: the first that is neither an experiment nor a group."""
+    """The first of `stem-1`, `stem-2` ... that is neither an experiment nor a group."""
     try:
         taken = [entry.name for entry in store.path.iterdir()]
     except OSError:

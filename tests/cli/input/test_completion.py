@@ -127,7 +127,8 @@ def test_fish_gets_one_line_for_each_command(run_names: Path, program: str) -> N
 def test_completing_imports_nothing_heavy(run_names: Path) -> None:
     heavy = ("jax", "numpy", "gymnasium", "pydantic", "rich.table", "yaml")
     code = (
-        "import sys; from steppe.cli import completion, app; app.app_for([]); completion.experiments(''); "
+        "import sys; from steppe.cli import app; from steppe.cli.input import completion; app.app_for([]); "
+        "completion.experiments(''); "
         f"completion.agents(''); completion.environments(''); print([name for name in {heavy} if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)

@@ -15,7 +15,8 @@ from steppe.experiments.locations import location_of
 from steppe.experiments.on_cluster import ephemeral_cluster, placement
 from steppe.experiments.on_cluster.address import ClusterAddress, address_of
 from steppe.experiments.on_cluster.location import ClusterLocation
-from steppe.experiments.run_folder.store import CLUSTER_FILE, RunFolder, Status, Store
+from steppe.experiments.run_folder.store import RunFolder, Status, Store
+from steppe.files.run_files import CLUSTER_FILE
 from steppe.specs.experiment import ExperimentSpec
 from steppe.specs.running.cluster import ClusterSpec
 

@@ -19,7 +19,8 @@ from steppe.experiments.on_cluster import location
 from steppe.experiments.on_cluster.address import ClusterAddress
 from steppe.experiments.on_cluster.location import ClusterLocation
 from steppe.experiments.on_cluster.seen_status import PODS_GONE
-from steppe.experiments.run_folder.store import CLUSTER_FILE, RunFolder, Status
+from steppe.experiments.run_folder.store import RunFolder, Status
+from steppe.files.run_files import CLUSTER_FILE
 from steppe.platforms.kubernetes.client.kubeapi import KubeError
 from steppe.platforms.kubernetes.diagnosis.pod_health import PodHealth
 

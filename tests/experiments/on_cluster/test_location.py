@@ -21,7 +21,8 @@ from steppe.experiments.locations import location_of
 from steppe.experiments.on_cluster import idle_nodes, location
 from steppe.experiments.on_cluster.address import ClusterAddress, address_of, required_address
 from steppe.experiments.on_cluster.location import ClusterLocation
-from steppe.experiments.run_folder.store import CLUSTER_FILE, RunFolder, Status
+from steppe.experiments.run_folder.store import RunFolder, Status
+from steppe.files.run_files import CLUSTER_FILE
 from steppe.platforms.kubernetes.client.kubeapi import KubeAnswer, KubeError
 from steppe.platforms.kubernetes.client.remote_run import RemoteRun
 from steppe.platforms.kubernetes.manifests import naming

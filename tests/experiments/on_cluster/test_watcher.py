@@ -22,7 +22,8 @@ from steppe.experiments.on_cluster import ephemeral_cluster, handover, watcher
 from steppe.experiments.on_cluster.address import ClusterAddress
 from steppe.experiments.on_cluster.location import ClusterLocation
 from steppe.experiments.run_folder import locks
-from steppe.experiments.run_folder.store import CLUSTER_FILE, RunFolder, Status, Store
+from steppe.experiments.run_folder.store import RunFolder, Status, Store
+from steppe.files.run_files import CLUSTER_FILE
 from steppe.platforms import LocalPlatform
 from steppe.specs.experiment import ExperimentSpec
 from steppe.specs.running.cluster import ClusterSpec

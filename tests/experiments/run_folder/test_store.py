@@ -224,7 +224,7 @@ def full(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
     def refuse(path: Path, _: object) -> None:
         raise StorageError(f"cannot write {path}: the disk is full; free some space")
 
-    folder.take_room()
+    folder.reserve_disk()
     monkeypatch.setattr(store_module, "write_atomically", refuse)
     return folder
 
@@ -239,7 +239,7 @@ def test_the_last_status_has_room_on_a_full_disk(full: RunFolder) -> None:
 
 
 def test_a_disk_without_room_says_so(full: RunFolder) -> None:
-    full.give_room_back()
+    full.free_reserve()
     with pytest.raises(StorageError, match="the disk is full"):
         full.write_last_status(Status("failed"))
     assert full.read_status().state == "created"

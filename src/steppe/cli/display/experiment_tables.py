@@ -1,4 +1,4 @@
-"""What `experiment list`, `show`, `logs` and the end of `pause` and `stop` print."""
+"""The output of `experiment list`, `show` and `logs`, and of the end of `pause` and `stop`."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from steppe.experiments.run_folder.store import RunFolder, Status
 
 AT_ONCE = 16
-"""How many experiments are asked for their states at the same time."""
+"""How many statuses are read at the same time, since those on clusters take time."""
 LARGEST = 1e15
-"""A limit of timesteps beyond this is no limit that anybody wrote."""
+"""A larger limit of timesteps is taken for damage."""
 
 
 def print_list(start: Path, as_json: bool) -> None:
@@ -34,7 +34,6 @@ def print_list(start: Path, as_json: bool) -> None:
     if not stores:
         raise ProjectError(f'no project in {start} or above and no ./steppe-runs/ here; "steppe init" makes a project')
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        # Those on clusters take their time to be asked.
         rows = list(pool.map(_row, [folder for store in stores for folder in store.entries()]))
     if as_json:
         print_json(rows)
@@ -42,7 +41,7 @@ def print_list(start: Path, as_json: bool) -> None:
     if not rows:
         console().print("no experiments yet; make one: steppe experiment new -f cartpole_ppo -n first", markup=False)
         return
-    # A column of its own, where there is anything to stand in it.
+    # Only if some experiment has an evaluation.
     evaluated = ["EVALUATION"] if any(row.get("evaluation_return") is not None for row in rows) else []
     columns = ("NAME", "STATE", "RUN MODE", "ENVIRONMENT", "AGENT", "TIMESTEPS", "RETURN", *evaluated, "AGE")
     listing = table(
@@ -70,7 +69,7 @@ def print_list(start: Path, as_json: bool) -> None:
 
 
 def print_experiment(folder: RunFolder, as_json: bool, everything: bool = False) -> None:
-    """One experiment's status, settings and files; `everything` are also the settings that do not apply to it."""
+    """One experiment's status, settings and files; with `everything` also settings that do not apply to it."""
     from steppe.cli.display.settings_table import setting_lines
     from steppe.display.console import console, print_json
     from steppe.experiments.locations import location_of
@@ -125,7 +124,7 @@ def print_log(folder: RunFolder, follow: bool) -> None:
 
 
 def print_ended(folder: RunFolder, status: Status, wanted: State) -> int:
-    """How an experiment ended that was asked to; the exit code."""
+    """Prints how an experiment ended that was asked to; returns the exit code."""
     from steppe.display.console import console
 
     if status.state == wanted:
@@ -140,7 +139,7 @@ def print_ended(folder: RunFolder, status: Status, wanted: State) -> int:
 
 
 def _row(folder: RunFolder) -> dict[str, Any]:
-    """What the list says of one experiment; whatever is wrong with it must not keep the others from being listed."""
+    """The row of one experiment; an error in it must not keep the others from being listed."""
     from steppe.errors import SteppeError
 
     try:
@@ -163,7 +162,7 @@ def _readable_row(folder: RunFolder) -> dict[str, Any]:
     try:
         status = location_of(folder).status()
     except ClusterError as error:
-        # What was last seen of it is better than nothing.
+        # The last known status is better than none.
         status, note = folder.read_status(), str(error)
     if status.is_unreadable:
         note = note or f'experiment "{folder.name}": {status.reason}'
@@ -195,9 +194,9 @@ def _readable_row(folder: RunFolder) -> dict[str, Any]:
 
 
 def _check_row(folder: RunFolder, row: dict[str, Any]) -> None:
-    """Refuses an experiment.json of other types than every spec has."""
+    """Refuses an experiment.json whose fields have wrong types."""
     from steppe.errors import SpecError
-    from steppe.experiments.run_folder.store import SPEC_FILE
+    from steppe.files.run_files import SPEC_FILE
 
     for name in ("run_mode", "platform", "environment", "agent"):
         if not isinstance(row[name], str):
@@ -208,12 +207,12 @@ def _check_row(folder: RunFolder, row: dict[str, Any]) -> None:
 
 
 def _shown(text: str) -> str:
-    """Text from a file or a folder's name, without what would move the cursor or cannot be printed."""
+    """Escapes characters that would move the cursor or cannot be printed."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 def _waits(folder: RunFolder, status: Status) -> str:
-    """What an experiment on a cluster waits for; what it does while all is well is one word."""
+    """A sentence on what an experiment waits for; a phase of one word means that all is well."""
     is_told = status.is_live and " " in status.phase
     return f'experiment "{folder.name}" is {status.state}: {status.phase}' if is_told else ""
 
@@ -241,12 +240,13 @@ def _facts(location: Location, status: Status) -> list[tuple[str, str]]:
 
 
 def _policy(folder: RunFolder) -> dict[str, Any]:
-    """policy.json, where it can be read."""
+    """policy.json, or {} if it cannot be read."""
     from steppe.errors import SteppeError
     from steppe.experiments.run_folder.status import read_object
+    from steppe.files.run_files import POLICY_FOLDER
 
     with contextlib.suppress(SteppeError):
-        return read_object(folder.path / "policy" / "policy.json")
+        return read_object(folder.path / POLICY_FOLDER / "policy.json")
     return {}
 
 

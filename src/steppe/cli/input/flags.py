@@ -7,6 +7,7 @@ import inspect
 import json
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -157,8 +158,37 @@ SEEDS = Annotated[
     ),
 ]
 
+HOST = Annotated[str, typer.Option("--host", metavar="HOST", help="The address to listen at; 0.0.0.0 is every one.")]
+PORT = Annotated[
+    int, typer.Option("--port", metavar="P", min=0, max=65535, help="Where to listen; 0 takes any that is free.")
+]
+TLS_CERT = Annotated[
+    Path | None, typer.Option("--tls-cert", metavar="FILE", help="Encrypt with this certificate (PEM).")
+]
+TLS_KEY = Annotated[Path | None, typer.Option("--tls-key", metavar="FILE", help="The certificate's key (PEM).")]
+ENVIRONMENT_SETS = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="K=V", help="A keyword argument of the environment; may be repeated."),
+]
+AS_JSON = Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")]
+QUIET = Annotated[bool, typer.Option("-q", "--quiet", help="Show no progress and no summary.")]
+STOCHASTIC = Annotated[
+    bool, typer.Option("--stochastic", help="Draw actions as in training instead of taking the best.")
+]
+
+
+def environment_option(what: str, otherwise: str) -> Any:
+    """-E of a command that plays; `what` it is there, and which environment it is `otherwise`."""
+    names = "a gymnasium id, module:callable, a name in configs/environments/ or a file"
+    help_text = f"{what}: {names}; without it {otherwise}."
+    return Annotated[str | None, typer.Option("-E", "--environment", metavar="ENV", help=help_text)]
+
+
+WHERE_IT_PLAYS = environment_option("Where it plays", "where it was trained")
+WHAT_IS_PLAYED = environment_option("What is played", "what the endpoint's policy was trained in")
+
 TEXTS = {"agent", "network", "environment", "cluster", "run_mode", "platform", "address"}
-"""Flags whose words are never numbers."""
+"""Flags whose values are never numbers."""
 
 SETS = Annotated[
     list[str] | None,
@@ -184,22 +214,37 @@ CLUSTER_SETS = Annotated[
 
 def with_experiment_flags(command: Callable[..., Any]) -> Callable[..., Any]:
     """Gives a command all FLAGS and --set; it receives them as `fields` (those that were given) and `sets`."""
-    own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name not in ("fields", "sets")]
-    shared = {**FLAGS, "sets": SETS}
+
+    def receive(values: dict[str, Any]) -> dict[str, Any]:
+        sets = values.pop("sets") or []
+        fields = {name: _value(name, value) for name, value in values.items() if value is not None}
+        _check_episodes(fields.get("episodes"))
+        _check_seed(fields.get("seed"))
+        if (address := fields.pop("address", None)) is not None:
+            sets = [f"ray.address={json.dumps(address)}", *sets]
+        return {"fields": fields, "sets": sets}
+
+    return with_options(command, {**FLAGS, "sets": SETS}, {}, receive, ("fields", "sets"))
+
+
+def with_options(
+    command: Callable[..., Any],
+    options: dict[str, Any],
+    defaults: dict[str, Any],
+    receive: Callable[[dict[str, Any]], dict[str, Any]],
+    received: tuple[str, ...],
+) -> Callable[..., Any]:
+    """The command with more options; it gets the parameters `received`, which `receive` makes of their values."""
+    own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name not in received]
     added = [
-        inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=a) for n, a in shared.items()
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=defaults.get(name), annotation=annotation)
+        for name, annotation in options.items()
     ]
 
     @functools.wraps(command)
     def wrapper(**given: Any) -> Any:
-        values = {name: given.pop(name) for name in FLAGS}
-        fields = {name: _value(name, value) for name, value in values.items() if value is not None}
-        _check_episodes(fields.get("episodes"))
-        _check_seed(fields.get("seed"))
-        sets = given.pop("sets") or []
-        if (address := fields.pop("address", None)) is not None:
-            sets = [f"ray.address={json.dumps(address)}", *sets]
-        return command(fields=fields, sets=sets, **given)
+        values = {name: given.pop(name) for name in options}
+        return command(**receive(values), **given)
 
     parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own] + added
     wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -209,7 +254,7 @@ def with_experiment_flags(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _check_episodes(given: Any) -> None:
-    """Refuses a name after -e, which other commands take for an experiment."""
+    """Refuses a name after -e, which names an experiment in other commands."""
     if isinstance(given, str):
         raise UserError(
             f'wrong value "{given}" in --episodes; it must be a whole number (-e is short for --episodes here; in '
@@ -218,18 +263,18 @@ def _check_episodes(given: Any) -> None:
 
 
 def _check_seed(given: Any) -> None:
-    """Leads from several seeds in --seed to --seeds."""
+    """Refuses several seeds in --seed, with a hint to --seeds."""
     if isinstance(given, str) and re.fullmatch(r"\d+(\s*,\s*\d+)+", given):
         raise UserError(f'wrong value "{given}" in --seed, which takes one seed; for several give --seeds {given}')
 
 
 def _value(name: str, given: Any) -> Any:
-    """Numbers as JSON means them (1e6 too, and 500_000); the spec judges the rest."""
+    """Parses numbers (1e6 and 500_000 too); the spec validates everything else."""
     if not isinstance(given, str) or name in TEXTS:
         return given
     try:
         value = json.loads(given.replace("_", ""))
     except ValueError:
         return given
-    # "null" would mean that the flag was not given at all.
+    # None would mean that the flag was not given.
     return value if isinstance(value, int | float) and not isinstance(value, bool) else given

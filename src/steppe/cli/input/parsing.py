@@ -1,4 +1,4 @@
-"""How commands are read: as Typer does, but an option that takes one value is refused if it is given twice."""
+"""Typer's commands, which refuse an option that takes one value if it is given twice."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ EXPERIMENT_OPTION = Annotated[
 
 
 class _InFull:
-    """Shows its whole first sentence in the list of commands; Typer cuts it."""
+    """Shows the whole first sentence in the list of commands, which Typer would cut."""
 
     def get_short_help_str(self, limit: int = 45) -> str:
         """The first sentence."""
@@ -49,7 +49,7 @@ class Command(_InFull, TyperCommand):
             try:
                 values, rest, order = parse(args=args)
             except Exception as error:
-                # The parser leaves this out of some errors; its command's help explains them.
+                # The parser leaves the context out of some errors, and it names the command whose help explains them.
                 if getattr(error, "ctx", ctx) is None:
                     error.ctx = ctx  # type: ignore[attr-defined]
                 raise
@@ -62,11 +62,11 @@ class Command(_InFull, TyperCommand):
 
 
 class CommandGroup(_InFull, TyperGroup):
-    """A group of such commands."""
+    """A group of commands."""
 
 
 class SteppeApp(typer.Typer):
-    """What a group is made with."""
+    """A Typer app with Steppe's commands and groups."""
 
     def __init__(self, *, cls: type[TyperGroup] = CommandGroup, **options: Any) -> None:
         super().__init__(cls=cls, **options)
@@ -77,7 +77,7 @@ class SteppeApp(typer.Typer):
 
 
 def experiment_name(name: str | None, option: str | None, example: str) -> str:
-    """The name that a command was given, as its argument or with -e."""
+    """The experiment named by a command's argument or by -e."""
     if name is not None and option is not None and name != option:
         raise UserError(f'two experiments are named, "{name}" and "{option}"; leave one out')
     chosen = name if name is not None else option

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def described(
     file: str | None, name: str | None, fields: dict[str, Any], sets: list[str], *, takes_files_name: bool, example: str
 ) -> tuple[ExperimentSpec, str | None]:
-    """(the experiment that a command describes, its name or None where it is to be numbered)."""
+    """(the experiment that a command describes, its name, or None if it gets a number)."""
     from steppe.errors import UserError
     from steppe.experiments.lifecycle import WITHOUT_NAME
     from steppe.specs.experiment import load_experiment
@@ -38,7 +38,7 @@ def changed_by(fields: Iterable[str], sets: Iterable[str]) -> set[str]:
 
 
 def make(spec: ExperimentSpec, store: Store, *, name: str | None, force: bool, start: bool, quiet: bool) -> RunFolder:
-    """The run folder of a new experiment that has been checked, and with `start` prepared to be started."""
+    """Checks a new experiment and makes its run folder; with `start` also prepares its start."""
     from steppe.cli.starting.running import say
     from steppe.experiments import lifecycle
 
@@ -62,7 +62,7 @@ def make_group(
     detach: bool,
     fields: Iterable[str] = (),
 ) -> SeedGroup:
-    """The run folders of several seeds of an experiment that is checked once; `fields` are those given beside them."""
+    """Checks an experiment once and makes the run folders of its seeds; `fields` are the fields that were given."""
     from steppe.cli.starting.running import say
     from steppe.errors import UserError
     from steppe.experiments import lifecycle, seed_group

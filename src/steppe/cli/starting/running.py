@@ -1,4 +1,4 @@
-"""Starting an experiment from the terminal, with its progress and what it leaves."""
+"""Starting an experiment from the terminal: its progress, and a summary at its end."""
 
 from __future__ import annotations
 
@@ -13,6 +13,14 @@ from typing import TYPE_CHECKING, Any
 from steppe.display.console import console
 from steppe.display.text import duration, told_scores
 from steppe.experiments.run_folder.states import stands
+from steppe.files.run_files import (
+    CHECKPOINTS_FOLDER,
+    LOG_FILE,
+    POLICY_FOLDER,
+    REPORT_FILE,
+    TENSORBOARD_FOLDER,
+    VIDEOS_FOLDER,
+)
 from steppe.specs.loading.files import shown_path
 
 if TYPE_CHECKING:
@@ -20,13 +28,13 @@ if TYPE_CHECKING:
 
 
 LONGEST_COMMAND = 200
-"""Longer ones help nobody."""
+"""A longer command is not suggested."""
 LARGE = 100_000_000
-"""From how many bytes on the size of what a run leaves is told."""
+"""The size of checkpoints is shown from so many bytes on."""
 
 
 def say(notices: list[str], quiet: bool = False) -> None:
-    """Things worth knowing that are no errors."""
+    """Prints notices, unless `quiet`."""
     for notice in [] if quiet else notices:
         console().print(f"note: {notice}", markup=False)
 
@@ -74,7 +82,7 @@ def _train_here(folder: RunFolder, resume: bool, quiet: bool) -> int:
 
 
 def print_end(folder: RunFolder, status: Status, told: Collection[str] = (), reason: bool = True) -> None:
-    """How it ended, where everything is, and what to do next; notices that were `told` already are left out."""
+    """Prints how the run ended, where its results are and what to do next, without notices that were `told` already."""
     out = console()
     why = f": {status.reason}" if reason and status.reason else ""
     out.print(f'experiment "{folder.name}" {stands(status.state)}{why}', markup=False, style="bold")
@@ -87,16 +95,16 @@ def print_end(folder: RunFolder, status: Status, told: Collection[str] = (), rea
         markup=False,
     )
     for label, name in (
-        ("policy", "policy"),
-        ("checkpoints", "checkpoints"),
-        ("TensorBoard", "tensorboard"),
-        ("report", "report.html"),
-        ("video", "videos"),
-        *([("log", "log.txt")] if status.state == "failed" else []),
+        ("policy", POLICY_FOLDER),
+        ("checkpoints", CHECKPOINTS_FOLDER),
+        ("TensorBoard", TENSORBOARD_FOLDER),
+        ("report", REPORT_FILE),
+        ("video", VIDEOS_FOLDER),
+        *([("log", LOG_FILE)] if status.state == "failed" else []),
     ):
         path = folder.path / name
         if path.exists():
-            size = _large_size(folder) if name == "checkpoints" else ""
+            size = _large_size(folder) if name == CHECKPOINTS_FOLDER else ""
             out.print(f"  {label:<12} {shown_path(path)}{'/' if path.is_dir() else ''}{size}", markup=False)
     say([notice for notice in status.notices if notice not in told])
     out.print("try next:")
@@ -104,7 +112,7 @@ def print_end(folder: RunFolder, status: Status, told: Collection[str] = (), rea
 
 
 def _large_size(folder: RunFolder) -> str:
-    """What all checkpoints of a run take, if it is much."""
+    """The size of all checkpoints of a run, if they are large."""
     from steppe.records.checkpoints import total_size
 
     size = total_size(folder.path)
@@ -112,7 +120,7 @@ def _large_size(folder: RunFolder) -> str:
 
 
 def next_commands(folder: RunFolder, status: Status) -> list[str]:
-    """Commands that work now."""
+    """Commands that a user may want next, all of which work now."""
     from steppe.experiments.locations import location_of
 
     ways, location = folder.ways, location_of(folder)
@@ -124,16 +132,16 @@ def next_commands(folder: RunFolder, status: Status) -> list[str]:
         return [*commands, ways.download] if status.timestep else commands
     data = folder.spec_data()
     learns = data["agent"]["type"] not in ("random", "constant")
-    # That of timestep 0 has learned nothing.
-    has_policy = status.timestep > 0 and (folder.path / "policy").is_dir()
+    # The policy of timestep 0 has learned nothing.
+    has_policy = status.timestep > 0 and (folder.path / POLICY_FOLDER).is_dir()
     if learns and has_policy and find_spec("uvicorn") is not None:
         commands.append(ways.serve)
     if learns and has_policy and find_spec("onnx") is not None:
-        commands.append(f"steppe policy export {shlex.quote(shown_path(folder.path / 'policy'))} --to policy.onnx")
-    if (folder.path / "tensorboard").is_dir() and find_spec("tensorboard") is not None:
-        commands.append(f"tensorboard --logdir {shlex.quote(shown_path(folder.path / 'tensorboard'))}")
+        commands.append(f"steppe policy export {shlex.quote(shown_path(folder.path / POLICY_FOLDER))} --to policy.onnx")
+    if (folder.path / TENSORBOARD_FOLDER).is_dir() and find_spec("tensorboard") is not None:
+        commands.append(f"tensorboard --logdir {shlex.quote(shown_path(folder.path / TENSORBOARD_FOLDER))}")
     if status.state == "completed":
-        # Both take every kind of action, so the command works whatever the environment.
+        # Both take every kind of action, so the command works in any environment.
         other = "vpg" if data["agent"]["type"] == "ppo" else "ppo"
         command = f"steppe train {_as_words(data['environment'])} --agent {other}"
         if len(command) <= LONGEST_COMMAND:
@@ -142,7 +150,7 @@ def next_commands(folder: RunFolder, status: Status) -> list[str]:
 
 
 def _as_words(environment: dict[str, Any]) -> str:
-    """The same environment on a command line: its id, and whatever else its spec says."""
+    """The same environment on a command line: its id, and --set for all other fields."""
     from steppe.specs.environment import EnvironmentSpec
     from steppe.specs.loading.overrides import parse_override
 
@@ -155,24 +163,24 @@ def _as_words(environment: dict[str, Any]) -> str:
     given |= {f"settings.{name}": value for name, value in environment["settings"].items()}
     words = [environment["id"]]
     for name, value in given.items():
-        # Quotes are only needed around what would be read as something else than text.
+        # Only text that would be parsed as something else needs quotes.
         is_plain = isinstance(value, str) and parse_override(f"{name}={value}")[1] == value
         words += ["--set", f"environment.{name}={value if is_plain else json.dumps(value)}"]
     return shlex.join(words)
 
 
 def _print_failure(folder: RunFolder, told: Collection[str]) -> None:
-    """What a run that failed here left; why it failed is the error that follows."""
+    """Prints the end of a run that failed here, without its reason, which is the error that follows."""
     from steppe.errors import SteppeError
 
     with contextlib.suppress(SteppeError):
         status = folder.local_status()
-        # Another process's run, or one that never began, is none of this command's.
+        # Not for a run of another process, or one that never began.
         if status.state == "failed" and status.pid == os.getpid():
             print_end(folder, status, told, reason=False)
 
 
 def print_commands(commands: list[str]) -> None:
-    """Each on a line of its own, to be copied."""
+    """Prints each command on a line of its own, to be copied."""
     for command in commands:
         console().print(f"  {command}", markup=False)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from steppe.experiments.locations._base import WAIT_SECONDS, Location, Started
-from steppe.experiments.run_folder.store import CLUSTER_FILE, RunFolder
+from steppe.experiments.run_folder.store import RunFolder
+from steppe.files.run_files import CLUSTER_FILE
 from steppe.specs.loading import limited_reading
 
 __all__ = ["WAIT_SECONDS", "Location", "Started", "location_of", "location_to_start"]

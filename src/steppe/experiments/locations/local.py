@@ -14,8 +14,9 @@ from typing import Any
 from steppe.errors import StateError, SteppeError, UserError
 from steppe.experiments.locations._base import WAIT_SECONDS, IsRunning, Location, ReadLog, Started, Tell
 from steppe.experiments.run_folder.states import Event, State
-from steppe.experiments.run_folder.store import REQUEST_FILE, RunFolder, Status, is_own
+from steppe.experiments.run_folder.store import RunFolder, Status, is_own
 from steppe.files.durable import storing
+from steppe.files.run_files import REQUEST_FILE
 
 LOOK_SECONDS = 0.05
 """How often a run that was asked to end is looked at."""

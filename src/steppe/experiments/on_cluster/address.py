@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from steppe.errors import ClusterError, StateError
-from steppe.experiments.run_folder.store import CLUSTER_FILE, RunFolder
+from steppe.experiments.run_folder.store import RunFolder
 from steppe.files.durable import write_atomically
+from steppe.files.run_files import CLUSTER_FILE
 from steppe.specs.loading import limited_reading
 from steppe.specs.loading.files import read_spec_file
 

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 from steppe.errors import ClusterError, StateError, SteppeError
 from steppe.experiments.on_cluster.address import ClusterAddress, address_of, reach
 from steppe.experiments.run_folder import locks
-from steppe.experiments.run_folder.store import CLUSTER_FILE, RunFolder, Status
+from steppe.experiments.run_folder.store import RunFolder, Status
+from steppe.files.run_files import CLUSTER_FILE
 
 Tell = Callable[[str], None]
 FETCH_LOCK = ".home.lock"

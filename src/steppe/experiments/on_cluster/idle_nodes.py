@@ -1,4 +1,4 @@
-"""A word about a cluster of which an experiment uses one node only."""
+"""A notice if an experiment uses only one node of its cluster."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 SINGLE_POD = ("single", "multi-threaded")
 """The run modes that are one Pod."""
 MOST_NODES = 10
-"""So many are looked at: whether there is more than one is all that matters."""
+"""How many nodes are listed; only whether there is more than one matters."""
 KEEP_OUT = ("NoSchedule", "NoExecute")
 
 
 def notice_of(spec: ExperimentSpec, cluster: str) -> str:
-    """Which nodes have nothing to do; empty where there is one only, or where that cannot be seen."""
+    """A sentence if nodes of the cluster will be idle; "" if there is one node, or the nodes cannot be listed."""
     from steppe.clusters import registry
 
     if spec.run_mode not in SINGLE_POD or not registry.knows(cluster):
@@ -38,7 +38,7 @@ def notice_of(spec: ExperimentSpec, cluster: str) -> str:
 
 
 def _nodes_for_pods(reachable: Reachable) -> int:
-    """How many of the first nodes take Pods of anybody; 0 where these credentials may not list nodes."""
+    """How many of the first nodes take any Pod; 0 if these credentials may not list nodes."""
     from steppe.platforms.kubernetes.client.kubeapi import Kube
 
     with (

@@ -25,7 +25,8 @@ from steppe.experiments.on_cluster.address import (
 from steppe.experiments.on_cluster.seen_status import status_seen
 from steppe.experiments.run_folder import locks
 from steppe.experiments.run_folder.states import ENDED, Event, State
-from steppe.experiments.run_folder.store import CLUSTER_FILE, RunFolder, Status, is_own
+from steppe.experiments.run_folder.store import RunFolder, Status, is_own
+from steppe.files.run_files import CLUSTER_FILE
 
 if TYPE_CHECKING:
     from steppe.platforms.kubernetes.client.remote_run import RemoteRun

@@ -1,4 +1,4 @@
-"""Files of this machine that an experiment names: they go along to Pods, or are refused before anything is made."""
+"""Files of this machine that an experiment names: they are sent to its Pods, or refused before anything is made."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LONGEST_PATH = 4096
 
 
 def large_files(spec: ExperimentSpec) -> list[bundles.Packed]:
-    """What an agent learns from, ready to go along; what Pods have mounted under the same path is not sent."""
+    """An agent's demonstrations, packed; nothing if Pods have a volume at their path."""
     name = spec.agent.settings.get("demonstrations")
     if not isinstance(name, str) or _is_mounted(name, spec.kubernetes):
         return []
@@ -43,9 +43,9 @@ def large_files(spec: ExperimentSpec) -> list[bundles.Packed]:
 
 
 def small_files(spec: ExperimentSpec, folders: list[Path]) -> dict[str, Content]:
-    """Path -> content, of what environments, wrappers and layers are given by a path inside one of `folders`.
+    """Path -> content of the files below `folders` that environments, wrappers and layers name by relative paths.
 
-    There it is found in Pods too, since they work in the folder that it goes to.
+    Pods find them under the same paths, since they work in the folder to which the files are sent.
     """
     found: dict[str, Content] = {}
     for way, text in texts_of(spec):
@@ -55,7 +55,7 @@ def small_files(spec: ExperimentSpec, folders: list[Path]) -> dict[str, Content]
         place = next((place for folder in folders if _is_there(place := folder / path)), None)
         if place is None:
             continue
-        # As it is written, wherever links lead: that is how it is looked for.
+        # As written, without resolving links: Pods look for it by this name.
         name = PurePosixPath(os.path.normpath(path))
         is_inside = not name.is_absolute() and name.parts[:1] not in ((), ("..",))
         if place.is_file():
@@ -67,7 +67,7 @@ def small_files(spec: ExperimentSpec, folders: list[Path]) -> dict[str, Content]
 
 
 def check(spec: ExperimentSpec) -> None:
-    """Refuses secrets, and files that each machine has its own of, where Pods have not mounted them."""
+    """Refuses secrets and TLS files that Pods have not mounted."""
     for field, name, way_out in _secrets(spec):
         if not _is_mounted(name, spec.kubernetes):
             raise UserError(f"{field} names {name}, a file that Pods do not have, and no secret is sent; {way_out}")
@@ -93,7 +93,7 @@ def _check_file(field: str, text: str, place: Path, is_inside: bool) -> None:
 
 
 def _small_folder(name: PurePosixPath, place: Path) -> dict[str, Content]:
-    """All that lies there, if it is little: of more, nobody can tell whether it is to be read or to be written to."""
+    """All files of a small folder; a large one may be for output, and is not sent."""
     size = sum(path.stat().st_size for path in place.rglob("*") if path.is_file())
     if size > LARGEST_CONFIG_MAP:
         return {}
@@ -101,7 +101,7 @@ def _small_folder(name: PurePosixPath, place: Path) -> dict[str, Content]:
 
 
 def _secrets(spec: ExperimentSpec) -> Iterator[tuple[str, str, str]]:
-    """(field, the file it names, the way out) of what this run mode would look for in Pods."""
+    """(field, the secret file it names, the way out) for this run mode."""
     mount = "mount a Secret under the same path (kubernetes.volumes, kubernetes.volume_mounts), or leave it out"
     if spec.environment.id == "remote" and isinstance(file := spec.environment.settings.get("token_file"), str):
         yield "environment.token_file", file, SECRET
@@ -117,18 +117,18 @@ def _is_token(spec: ExperimentSpec, way: tuple[str | int, ...]) -> bool:
 
 
 def _may_be_a_path(text: str) -> bool:
-    """A word alone may be anything, and is no path even where a file is called so."""
+    """A single word is not taken for a path, even if a file has that name."""
     return len(text) < LONGEST_PATH and text.isprintable() and ("/" in text or "." in text)
 
 
 def _is_there(path: Path) -> bool:
-    """Also of what is no path at all, or may not be looked at."""
+    """False also for texts that cannot be a path."""
     with contextlib.suppress(OSError):
         return path.exists()
     return False
 
 
 def _is_mounted(name: str, pods: KubernetesSpec) -> bool:
-    """Whether Pods have a volume of the user's own where this path is."""
+    """Whether Pods have a volume of the user's at this path."""
     places = [PurePosixPath(each["mountPath"]) for each in pods.volume_mounts or ()]
     return any(PurePosixPath(name).is_relative_to(place) for place in places)

@@ -1,4 +1,4 @@
-"""The user's own Python modules that an experiment names: what must go along to another machine."""
+"""The user's own Python modules that an experiment names, which are sent to its Pods."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _PLACE = re.compile(r"(?P<module>[A-Za-z_]\w*(\.[A-Za-z_]\w*)*)[:.](?P<name>[A-Z
 
 
 Content = str | bytes
-"""Of a file: text, unless it is none."""
+"""The content of a file: text if it is UTF-8."""
 
 
 def user_modules(spec: ExperimentSpec, folders: list[Path]) -> dict[str, Content]:
-    """Path below its folder -> content, of every module or package in `folders` that the experiment names."""
+    """Path below its folder -> content of every module or package in `folders` that the experiment names."""
     found: dict[str, Content] = {}
     for _, text in texts_of(spec):
         place = _PLACE.fullmatch(text)
@@ -36,14 +36,14 @@ def user_modules(spec: ExperimentSpec, folders: list[Path]) -> dict[str, Content
 
 
 def texts_of(spec: ExperimentSpec) -> Iterator[tuple[Steps, str]]:
-    """(the way to it, itself) of every text in the parts of an experiment that name things of the user's own."""
+    """(path, text) of every string in the parts of a spec that can name files and modules of the user."""
     data = dump(spec)
     for part in ("environment", "network", "agent"):
         yield from _texts(data[part], (part,))
 
 
 def content_of(path: Path) -> Content:
-    """What a file holds that is small enough to go along."""
+    """The content of a file; a UserError if it is too large to be sent."""
     try:
         if (size := path.stat().st_size) > LARGEST_CONFIG_MAP:
             raise UserError(
@@ -61,7 +61,7 @@ def content_of(path: Path) -> Content:
 
 
 def files_below(folder: Path, package: Path) -> dict[str, Content]:
-    """Path below `folder` -> content, of all that lies in a folder inside it, but for what is hidden or compiled."""
+    """Path below `folder` -> content of all files of a package in it, without hidden and compiled ones."""
     below = {path.relative_to(folder): path for path in sorted(package.rglob("*")) if path.is_file()}
     return {
         name.as_posix(): content_of(path)
@@ -82,12 +82,12 @@ def _files_of(module: str, folder: Path) -> dict[str, Content]:
     single, package = folder / f"{module}.py", folder / module
     if single.is_file():
         return {single.name: content_of(single)} | _beside(single)
-    # With what it reads: its own modules find that by their own place.
+    # With its data files, which its modules find beside themselves.
     return files_below(folder, package) if (package / "__init__.py").is_file() else {}
 
 
 def _beside(module: Path) -> dict[str, Content]:
-    """Modules of the same folder that it imports."""
+    """The modules of the same folder that a module imports, directly or not."""
     found: dict[str, Content] = {}
     waiting = [module]
     while waiting:

@@ -1,4 +1,4 @@
-"""The caller's own `on_progress`: it may end a run, and what it raises never costs the run its work."""
+"""The caller's `on_progress`: it may stop a run, and its errors never lose the run's work."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def says_stop(answer: object) -> bool:
 
 
 class Callback:
-    """Calls `on_progress` and remembers how it wants the run to end."""
+    """Calls `on_progress` and remembers whether it wants the run to stop, or has raised."""
 
     def __init__(self, on_progress: OnProgress | None) -> None:
         self._on_progress = on_progress
         self.error: Exception | None = None
-        """What it raised; it is not called again."""
+        """The error that it raised; it is not called again."""
         self.reason: str | None = None
         """Why the run is to stop."""
 
@@ -43,11 +43,11 @@ class Callback:
 
     @property
     def wants_end(self) -> bool:
-        """Whether the run is to end now."""
+        """Whether the run must end."""
         return self.error is not None or self.reason is not None
 
     def check(self) -> None:
-        """Raises what it raised, as one sentence, once the run has saved its work."""
+        """Raises its error as a CallbackFault; called after the run has saved its work."""
         if self.error is not None:
             from steppe.specs.user_code import told
 

@@ -1,4 +1,4 @@
-"""The one owner of a running experiment: holds the lock, writes the status, keeps the heartbeat, hears requests."""
+"""The owner of a running experiment: holds the lock, writes status and heartbeat, receives requests."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from steppe.errors import StorageError
 from steppe.experiments.run_folder.states import Event
-from steppe.experiments.run_folder.store import LOG_FILE, RunFolder, Status
+from steppe.experiments.run_folder.store import RunFolder, Status
 from steppe.files.held_folder import FolderGone, HeldFolder
+from steppe.files.run_files import LOG_FILE
 from steppe.signals import EndRequest
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def owning(folder: RunFolder, event: Event) -> Iterator[Owner]:
     with folder.lock(event) as before, contextlib.closing(HeldFolder(folder.path)) as held:
         folder.forget_requests()
         if event == "start" and folder.is_trained:
-            # Nothing that was trained is ever written over.
+            # Results are never overwritten.
             folder.set_aside(before, LOG_FILE)
         owner = Owner(folder, before, held)
         owner.advance(
@@ -48,14 +49,14 @@ def owning(folder: RunFolder, event: Event) -> Iterator[Owner]:
             notices=(),
             before=dataclasses.asdict(before) if before.state == "completed" else None,
         )
-        folder.take_room()
+        folder.reserve_disk()
         owner.start_heartbeat()
         try:
             yield owner
         finally:
             owner.end_heartbeat()
             if not owner.is_lost:
-                folder.give_room_back()
+                folder.free_reserve()
                 with contextlib.suppress(StorageError):
                     folder.forget_requests()
             elif held.is_at(folder.path):
@@ -72,22 +73,22 @@ class Owner:
         self.has_moved = False
         """Whether the folder is no longer where the run began."""
         self.is_lost = False
-        """Whether the folder was deleted: nothing is written any more, since another may be there by now."""
+        """Whether the folder was deleted: then nothing is written, since another experiment may be at its path."""
         self._writing = threading.Lock()
         self._over = threading.Event()
         self._heart = threading.Thread(target=self._beat, name="steppe-heartbeat", daemon=True)
 
     def advance(self, event: Event, **fields: Any) -> None:
-        """Follows one edge of the state machine and writes it down."""
+        """Makes one transition of the state machine and writes it to status.json."""
         with self._writing:
             status = self._following(event, **fields)
             self._follow_folder()
             self.folder.write_status(status)
-            # Only now: an edge that could not be written has not been followed yet.
+            # Only now: a transition that could not be written has not happened.
             self.status = status
 
     def end(self, event: Event, reason: str, **fields: Any) -> None:
-        """Follows the last edge; a failure before the training began leaves a completed experiment completed."""
+        """Makes the last transition; a resume that fails before it trains leaves a completed experiment completed."""
         with self._writing:
             if event == "fail" and self.status.before is not None:
                 status = self.folder.withdrawn(self.status, reason)
@@ -103,7 +104,7 @@ class Owner:
         with self._writing:
             self.status = dataclasses.replace(self.status, phase=progress.phase, notices=progress.notices)
             if progress.phase == "compiling":
-                # Nothing is known yet: a resumed run keeps the figures it was paused with.
+                # A resumed run keeps the figures with which it was paused.
                 return
             self.status = dataclasses.replace(
                 self.status,
@@ -125,13 +126,13 @@ class Owner:
             self.folder.write_effective(settings)
 
     def check_folder(self) -> None:
-        """FolderGone once the folder is known to be deleted; the heartbeat finds that out."""
+        """Raises FolderGone if the heartbeat has found the folder deleted."""
         if self.is_lost:
             with self._writing:
                 self._follow_folder()
 
     def start_heartbeat(self) -> None:
-        """From now on the status is fresh even while a long compilation keeps the main thread busy."""
+        """Starts the thread that keeps the status fresh while the main thread is busy, as with a long compilation."""
         self._heart.start()
 
     def end_heartbeat(self) -> None:
@@ -140,7 +141,7 @@ class Owner:
         self._heart.join()
 
     def _follow_folder(self) -> None:
-        """Writes go to where the folder is now; FolderGone once it was deleted."""
+        """Follows the folder if it was moved; FolderGone if it was deleted."""
         try:
             if self.is_lost:
                 raise FolderGone(f"the experiment in {self.folder.path} was deleted while it trained")
@@ -157,7 +158,7 @@ class Owner:
     def _following(self, event: Event, **fields: Any) -> Status:
         state = self.folder.advance(self.status.state, event)
         if state != "starting":
-            # From the first timestep on there is no way back.
+            # Once it trains, the state of before cannot return.
             fields["before"] = None
         return dataclasses.replace(self.status, state=state, heartbeat=time.time(), **fields)
 
@@ -167,12 +168,12 @@ class Owner:
             try:
                 with self._writing:
                     if not self.status.is_live:
-                        return  # the end is written, and stays as it is
+                        return  # the last status is written
                     self._follow_folder()
                     self.status = dataclasses.replace(self.status, heartbeat=time.time())
                     self.folder.write_status(self.status)
             except FolderGone:
-                return  # the training ends when it next asks what is wished for
+                return  # the training ends at its next check for requests
             except StorageError as error:
                 # The training itself ends with this error at its next checkpoint; a heartbeat must not end it.
                 if not complained:
@@ -181,11 +182,11 @@ class Owner:
 
 
 class EndedEarly(BaseException):
-    """A signal has come before there was anything to save; not an error, so that nobody takes it for one."""
+    """A signal came before there was anything to save; a BaseException, so that it is not handled as an error."""
 
 
 class Requests(EndRequest):
-    """What was asked of the running training: by a signal to this process, or by request.json from another one."""
+    """Requests to the running training: signals to this process, and request.json from another one."""
 
     def __init__(
         self, folder: RunFolder, announce: Callable[[str], None], on_termination: Literal["stop", "pause"] = "stop"

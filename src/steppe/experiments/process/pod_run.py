@@ -1,12 +1,12 @@
-"""Trains one experiment in a Pod: begins it, or goes on where an earlier Pod has left it.
+"""Trains one experiment in a Pod: starts it, or resumes what an earlier Pod has left.
 
     python -m steppe.experiments.process.pod_run FOLDER --spec FILE --generation G --start S
 
-A Pod may be replaced at any moment. SIGTERM saves a checkpoint and ends with 143, and the next Pod resumes; an end that
-is one for good (completed, paused or stopped as asked, failed) is noted with the start that it ended, so that another
-Pod of the same start does not train on. Two Pods may be there at once, as while a node is drained: the second waits,
-and writes nothing while the first lives. Exit codes: 0 it is over, 3 it has failed for good, else it is to go on;
-75 where it has not even begun, since another Pod still has it.
+A Pod may be replaced at any moment. SIGTERM saves a checkpoint and ends with 143, and the next Pod resumes. A final end
+(completed, paused or stopped as asked, failed) is written down with the number of its start, so that another Pod of the
+same start does not resume. Two Pods may exist at once, as while a node is drained: the second waits, and writes nothing
+while the first lives. Exit codes: 0 the run is over, 3 it has failed for good, 75 another Pod still has it and this one
+has not begun, else the next Pod resumes.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from steppe.specs.experiment import ExperimentSpec
 
 OVER = 0
 MOST_DEATHS = 3
-"""How often a training may end without a word and without a newer checkpoint."""
+"""How often a training may die without a newer checkpoint."""
 FORGOTTEN_SECONDS = 600.0
-"""An owner whose last word is older than this, by the clock, need not be waited for."""
+"""An owner whose heartbeat is older than this is not waited for."""
 MOST_WAITING = 3.0
-"""For how many times as long as an owner may be silent another one is waited for."""
+"""This Pod waits for another owner at most so many times SILENT_SECONDS."""
 LOOK_SECONDS = 0.5
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Trains until an end; the exit code tells what kind of end."""
+    """Trains until the run ends or this Pod must; returns the exit code."""
     parser = argparse.ArgumentParser(prog="steppe.experiments.process.pod_run")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--spec", type=Path, required=True)
@@ -50,17 +50,17 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         return _go_on(folder, asked)
     except OwnedError as error:
-        # Nothing is written: whoever owns it knows how it goes.
+        # Nothing is written: the status belongs to the owner.
         print(f"error: {error}", file=sys.stderr)
         return ELSEWHERE
 
 
 def _go_on(folder: RunFolder, asked: argparse.Namespace) -> int:
-    # Here and never later: a folder that is deleted while it trains must not come back.
+    # Only here: a folder that is deleted while it trains must not be made again.
     folder.path.mkdir(parents=True, exist_ok=True)
     try:
         _wait_until_free(folder)
-        # Only now: an earlier Pod of the same start may have brought it to its end meanwhile.
+        # Read only now: an earlier Pod of the same start may have ended the run meanwhile.
         note = _read_note(folder)
         if note.get("start") == asked.start and "exit_code" in note:
             print(f"this start of the experiment is over already: it is {folder.read_status().state}", flush=True)
@@ -90,7 +90,7 @@ def _train(folder: RunFolder) -> int:
     status = folder.local_status()
     resume = status.state != "created" and has_checkpoint(folder)
     if not resume and status.state != "created":
-        # It ended before its first checkpoint: there is nothing to keep.
+        # It ended before its first checkpoint.
         with folder.lock("renew") as status:
             folder.set_aside(status)
             folder.write_status(Status(created=status.created or time.time()))
@@ -104,15 +104,15 @@ def _train(folder: RunFolder) -> int:
     except Exception as error:
         # Its traceback is in log.txt already.
         raise SteppeError(f"{type(error).__name__}: {error}") from error
-    # What was asked for is over, though this Pod was to go just then.
+    # A run that ended as requested is over, even if this Pod got a signal at the same time.
     return ended.exit_code if ended.signal is not None and not ended.is_asked_for else OVER
 
 
 def _wait_until_free(folder: RunFolder) -> None:
-    """Waits for an earlier Pod that still trains, or writes its report; OwnedError where it does not end.
+    """Waits for an earlier Pod that still trains, or writes its report; OwnedError if it does not end.
 
-    One that vanished with its node is believed to run until nothing was heard of it for long enough. That is seen by
-    this Pod's own clock, since those of nodes may differ.
+    A Pod that vanished with its node counts as running until its status has not changed for SILENT_SECONDS, measured
+    by this Pod's clock, since those of nodes may differ.
     """
     begun = since = time.monotonic()
     heard: Status | None = None
@@ -132,12 +132,12 @@ def _wait_until_free(folder: RunFolder) -> None:
 
 
 def _is_forgotten(status: Status) -> bool:
-    """Whether its owner has said nothing for so long that no clock can be that wrong."""
+    """Whether the heartbeat is too old to be explained by wrong clocks."""
     return abs(time.time() - (status.heartbeat or 0.0)) > FORGOTTEN_SECONDS
 
 
 def _bring_up_to_date(folder: RunFolder, file: Path, generation: str, note: dict[str, Any]) -> None:
-    """The spec as the client has it now; another generation begins anew."""
+    """Writes the spec as the client has it now; a new generation starts anew."""
     from steppe.specs.loading.files import read_spec_file
     from steppe.specs.loading.validation import Origins, validate
 
@@ -162,7 +162,7 @@ def _check_deaths(folder: RunFolder, start: str, note: dict[str, Any]) -> None:
 
 
 def _deaths(folder: RunFolder, start: str, note: dict[str, Any]) -> dict[str, Any]:
-    """How often this start has come to nothing since the newest checkpoint."""
+    """How often this start has died since the newest checkpoint."""
     from steppe.records.checkpoints import list_checkpoints
 
     newest = (list_checkpoints(folder.path) or [0])[-1]
@@ -171,7 +171,7 @@ def _deaths(folder: RunFolder, start: str, note: dict[str, Any]) -> dict[str, An
 
 
 def _fail(folder: RunFolder, reason: str) -> int:
-    """Notes a failure before, or beside, the training."""
+    """Writes down a failure that came before the training, or outside of it."""
     print(f"error: {reason}", file=sys.stderr)
     if folder.exists and folder.read_status().reason != reason:
         import dataclasses

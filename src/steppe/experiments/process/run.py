@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 Trainer = Callable[..., "RunOutcome"]
 LOG_PROGRESS_SECONDS = 10.0
 ENDS = {"pause": "paused", "stop": "stopped"}
-"""What is asked for -> the state of a run that has done so."""
+"""Request -> the state of a run that has followed it."""
 
 log = logging.getLogger("steppe.experiments")
 
@@ -43,11 +43,11 @@ class RunEnd:
     outcome: RunOutcome
     signal: int | None
     is_asked_for: bool = False
-    """Whether a request asked for this end too, whatever signal came."""
+    """Whether a request asked for this end too, beside any signal."""
 
     @property
     def exit_code(self) -> int:
-        """What a shell expects: 128 + the signal, so that Ctrl-C ends a loop of runs too."""
+        """128 + the signal, as shells expect, so that Ctrl-C ends a loop of runs too; else 0."""
         return 128 + self.signal if self.signal is not None else 0
 
 
@@ -60,12 +60,12 @@ def run(
     trainer: Trainer | None = None,
     on_termination: Literal["stop", "pause"] = "stop",
 ) -> RunEnd:
-    """Owns the folder, trains until an end, writes that end down. Ctrl-C pauses, SIGTERM does `on_termination`.
+    """Trains as the owner of the folder until the run ends, and writes its last status.
 
-    If `on_progress` returns False or raises StopTraining, the run stops; if it raises anything else, the run fails.
-    Both save a checkpoint first.
+    Ctrl-C pauses, SIGTERM does `on_termination`. If `on_progress` returns False or raises StopTraining, the run stops;
+    if it raises anything else, the run fails. All save a checkpoint first.
     """
-    # Signals first: one that came after the folder is owned and was not heard would end the run without a word.
+    # Signals are handled before the folder is owned, or one in between would end the run without a last status.
     with (
         Requests(folder, announce, on_termination) as requests,
         owning(folder, "resume" if resume else "start") as owner,
@@ -107,7 +107,7 @@ def run(
 
 @contextmanager
 def logging_to(path: Path, debug: bool) -> Iterator[None]:
-    """Python's logging into log.txt while the block lasts: Steppe's own at INFO or DEBUG, the rest from WARNING."""
+    """Writes Python's log to log.txt while the block lasts: Steppe's at INFO or DEBUG, the rest from WARNING."""
     handler = _LogFile(path, encoding="utf-8", delay=True)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     root, own = logging.getLogger(), logging.getLogger("steppe")
@@ -123,7 +123,7 @@ def logging_to(path: Path, debug: bool) -> Iterator[None]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The entry of a detached run: what it has to say goes to log.txt."""
+    """The entry of a detached run, whose output goes to log.txt."""
     arguments = sys.argv[1:] if arguments is None else arguments
     folder = RunFolder(Path(arguments[0]))
     try:
@@ -140,7 +140,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 class _LogFile(logging.FileHandler):
-    """A full disk must not fill the terminal with the logging module's own tracebacks."""
+    """Keeps a full disk from filling the terminal with tracebacks of the logging module."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
         """Drops the record."""
@@ -222,14 +222,14 @@ def _write_down(owner: Owner, outcome: RunOutcome) -> None:
 
 
 def _fail(owner: Owner, reason: str) -> None:
-    """The end of a run that broke; what it left is reported like that of any other."""
+    """Writes the end of a failed run, and its report."""
     _end(owner, "fail", reason)
     if owner.status.state == "failed" and not owner.is_lost:
         _write_report(owner.folder)
 
 
 def _end(owner: Owner, event: Event, reason: str, **fields: Any) -> None:
-    """Writes the last state; a disk that refuses even that must not hide the first error."""
+    """Writes the last status; an error of the disk does not hide the first error."""
     log.log(logging.ERROR if event == "fail" else logging.INFO, "%s: %s", event, reason)
     try:
         owner.end(event, reason, **fields)
@@ -240,7 +240,7 @@ def _end(owner: Owner, event: Event, reason: str, **fields: Any) -> None:
 
 
 def _write_report(folder: RunFolder) -> None:
-    """The report tells the final state, which only the owner knows; a run is not failed by its report."""
+    """Writes the report, which shows the last state; an error in it does not fail the run."""
     from steppe.records.report import write_report
 
     try:

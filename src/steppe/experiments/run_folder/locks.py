@@ -1,6 +1,6 @@
-"""Who owns a run folder: the process that holds its lock file, released by the kernel however that process ends.
+"""Locks of a run folder: its owner holds `.lock`, which the kernel releases however that process ends.
 
-Other lock files beside it keep to one process what only one may do, such as fetching results.
+Other lock files protect what only one process may do at a time, such as fetching results.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _open(path: Path) -> int:
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | flags, 0o600)
         except OSError as error:
-            # A reader of a read-only folder must still be able to see whether a run is alive.
+            # A reader of a read-only folder must also see whether a run is alive.
             if error.errno not in (errno.EROFS, errno.EACCES) or not path.exists():
                 raise
             return os.open(path, os.O_RDONLY | flags)
@@ -57,7 +57,7 @@ def _open(path: Path) -> int:
 
 
 def _restrict(descriptor: int, folder: Path) -> None:
-    """Lets only those hold the lock who may write the folder: whoever can open the file can hold it."""
+    """Gives the lock file the folder's write permissions: a user who can open the file can hold the lock."""
     with contextlib.suppress(OSError):
         found, around = os.fstat(descriptor), folder.stat().st_mode
         group = 0o060 if around & stat.S_IWGRP else 0
@@ -79,7 +79,7 @@ def _lock(descriptor: int) -> bool:
 
 
 def is_still_there(descriptor: int, path: Path) -> bool:
-    """Whether the lock file that was opened is the one at `path` still: it, or its folder, may be gone or renamed."""
+    """Whether the opened lock file is still the one at `path`; it, or its folder, may be gone or renamed."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.lstat())
     except OSError:
@@ -87,7 +87,7 @@ def is_still_there(descriptor: int, path: Path) -> bool:
 
 
 def _forget_after_fork() -> None:
-    # A forked environment process shares the lock; without this an orphan of a killed run would keep it for ever.
+    # A forked environment process shares the lock; an orphan of a killed run would hold it for ever.
     for descriptor in _held:
         with contextlib.suppress(OSError):
             os.close(descriptor)

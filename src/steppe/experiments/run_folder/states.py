@@ -1,4 +1,4 @@
-"""The life of an experiment: one table of transitions and the one function that follows it."""
+"""The state machine of an experiment: one table of transitions, and one function that applies it."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def stands(state: str) -> str:
 
 
 def advance(state: State, event: Event, name: str = "", ways: Ways | None = None) -> State:
-    """The state that follows `event`; StateError where the table has no such edge."""
+    """The state after `event`; a StateError if the table has no such transition."""
     following = TRANSITIONS.get((state, event))
     if following is None:
         called = f'experiment "{name}"' if name else "the experiment"

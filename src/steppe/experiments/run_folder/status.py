@@ -1,4 +1,4 @@
-"""status.json: what it says, and reading it when somebody else may have written or damaged it."""
+"""status.json: its fields, and reading it safely, since anybody may have changed or damaged it."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 LARGEST = 8 * MEGABYTE
 UNREADABLE = "its status cannot be read"
-"""How the reason of an experiment begins whose status.json is missing or damaged."""
+"""How the reason begins if status.json is missing or damaged."""
 
 
 @dataclass(frozen=True)
 class Status:
-    """What status.json says; times are seconds since 1970."""
+    """The contents of status.json; times are seconds since 1970."""
 
     state: State = "created"
     reason: str = ""
@@ -47,11 +47,11 @@ class Status:
     phase: str = ""
     notices: tuple[str, ...] = ()
     before: dict[str, Any] | None = None
-    """The status of a completed experiment while its resume starts: what holds again if that fails."""
+    """The status of a completed experiment while a resume starts; restored if that fails."""
 
     @classmethod
     def from_data(cls, data: dict[str, Any]) -> Status:
-        """The inverse of `dataclasses.asdict`; fields of later versions are ignored, wrong types are a SpecError."""
+        """The inverse of `dataclasses.asdict`; fields of later versions are ignored, wrong types raise a SpecError."""
         fields = {field.name: str(field.type) for field in dataclasses.fields(cls)}
         known = {key: value for key, value in data.items() if key in fields}
         for name, value in known.items():
@@ -73,12 +73,12 @@ class Status:
 
     @property
     def is_unreadable(self) -> bool:
-        """Whether this stands for a status.json that is missing or damaged."""
+        """Whether status.json is missing or damaged."""
         return self.reason.startswith(UNREADABLE)
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; a StorageError if the system refuses, a SpecError if it is something else."""
+    """The JSON object in a file; a StorageError if it cannot be read, a SpecError if it is something else."""
     try:
         data = json.loads(read_small(path, LARGEST))
     except OSError as error:
@@ -131,7 +131,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "tuple[str, ...]": (list, tuple),
 }
 LARGEST_NUMBER = 1e15
-"""Of times and counts: beyond it the calendar, and arithmetic with floats, give out."""
+"""Of times and counts: larger ones break dates and float arithmetic."""
 
 
 def _fits(value: Any, kind: str) -> bool:

@@ -22,6 +22,15 @@ from steppe.experiments.run_folder.states import Event, State, advance
 from steppe.experiments.run_folder.status import UNREADABLE, Status, read_object, read_status_file
 from steppe.files.durable import storing, sync_folder, write_atomically, write_synced
 from steppe.files.held_folder import FolderGone
+from steppe.files.run_files import (
+    CHECKPOINTS_FOLDER,
+    LOG_FILE,
+    METRICS_FILE,
+    POLICY_FOLDER,
+    REQUEST_FILE,
+    SPEC_FILE,
+    STATUS_FILE,
+)
 from steppe.specs.loading import limited_reading
 from steppe.specs.loading.files import EFFECTIVE
 from steppe.tensorforce import client_files
@@ -29,11 +38,9 @@ from steppe.tensorforce import client_files
 if TYPE_CHECKING:
     from steppe.specs.experiment import ExperimentSpec
 
-SPEC_FILE, STATUS_FILE, REQUEST_FILE, LOG_FILE = "experiment.json", "status.json", "request.json", "log.txt"
-CLUSTER_FILE = "cluster.json"
-ROOM_FILE, ROOM_BYTES = ".room", 16_384
-RESULTS = ("checkpoints", "metrics.jsonl", "policy")
-"""What training leaves first."""
+RESERVE_FILE, RESERVE_BYTES = ".room", 16_384
+RESULTS = (CHECKPOINTS_FOLDER, METRICS_FILE, POLICY_FOLDER)
+"""The first results of a training."""
 SILENT_SECONDS = 60.0
 DIED = "the process ended without a word (killed or out of memory?)"
 NOT_RESUMED = "the last resume could not begin"
@@ -54,7 +61,7 @@ class RunFolder:
 
     @property
     def exists(self) -> bool:
-        """Whether there is an experiment here; one that may not be looked into counts as one."""
+        """Whether there is an experiment here; a folder that cannot be read counts as one."""
         try:
             return (self.path / SPEC_FILE).is_file()
         except OSError:
@@ -71,20 +78,20 @@ class RunFolder:
         return self.path / LOG_FILE
 
     def files(self) -> list[Path]:
-        """Every file that is there now, but for locks and unfinished ones."""
+        """All files but locks and unfinished ones."""
         found = []
-        # Not Path.rglob, which stumbles over a checkpoint that a running experiment removes meanwhile.
+        # Path.rglob fails if a running experiment removes a checkpoint meanwhile.
         for folder, inner, names in os.walk(self.path):
             inner[:] = [name for name in inner if not name.startswith(".")]
             found += [Path(folder, name) for name in names if not name.startswith(".")]
         return sorted(path for path in found if path.is_file())
 
     def create(self, spec: ExperimentSpec, *, force: bool = False) -> None:
-        """Writes experiment.json and the first status; one that exists is refused, or kept beside with `force`."""
+        """Writes experiment.json and the first status; an existing experiment is refused, or with `force` set aside."""
         self._check_free(force)
         _make_folder(self.path)
         with self.lock("renew") as status:
-            # Again, now that no one else can make it meanwhile.
+            # Again, now that no other process can make it.
             self._check_free(force)
             self.set_aside(status)
             self.write_spec(spec)
@@ -95,7 +102,7 @@ class RunFolder:
         write_atomically(self.path / SPEC_FILE, spec.model_dump_json(indent=2) + "\n")
 
     def write_effective(self, settings: Mapping[str, Any]) -> None:
-        """Puts the settings that the run really has beside those that were given; nothing is trained by them."""
+        """Adds all settings of the run, defaults too, to experiment.json, for readers only."""
         data = {**self.spec_data(), EFFECTIVE: settings}
         write_atomically(self.path / SPEC_FILE, json.dumps(data, indent=2, ensure_ascii=False) + "\n")
 
@@ -111,7 +118,7 @@ class RunFolder:
         return spec
 
     def spec_data(self) -> dict[str, Any]:
-        """experiment.json as it is written: quick, for lists. That of the old tfcli is put into today's words."""
+        """experiment.json without validation, which is quick; that of the old tfcli is translated."""
         data = read_object(self.path / SPEC_FILE)
         return self.spec().model_dump(mode="json") if client_files.is_old(data) else data
 
@@ -121,7 +128,7 @@ class RunFolder:
         return status if not status.is_live or self._has_owner(status) else self._mark_dead()
 
     def read_status(self) -> Status:
-        """status.json as it is written; if it is missing or damaged after training, a failed one that says so."""
+        """status.json; if it is missing or damaged after training, a failed status that says so."""
         path = self.path / STATUS_FILE
         if not limited_reading.exists(path):
             return self._unreadable(f"{path} is missing") if self.is_trained else Status()
@@ -134,31 +141,31 @@ class RunFolder:
         """Replaces status.json in one step; only for the holder of the lock."""
         write_atomically(self.path / STATUS_FILE, _as_json(status))
 
-    def take_room(self) -> None:
-        """Room for the last status, taken before the disk can be full; only for the holder of the lock."""
-        self.give_room_back()
+    def reserve_disk(self) -> None:
+        """Reserves disk for the last status, before the disk can be full; only for the holder of the lock."""
+        self.free_reserve()
         with contextlib.suppress(OSError):
-            write_synced(self.path / ROOM_FILE, bytes(ROOM_BYTES))
+            write_synced(self.path / RESERVE_FILE, bytes(RESERVE_BYTES))
 
-    def give_room_back(self) -> None:
-        """The opposite of `take_room`."""
+    def free_reserve(self) -> None:
+        """Frees the disk that `reserve_disk` took."""
         with contextlib.suppress(OSError):
-            (self.path / ROOM_FILE).unlink(missing_ok=True)
+            (self.path / RESERVE_FILE).unlink(missing_ok=True)
 
     def write_last_status(self, status: Status) -> None:
-        """As `write_status`, on a full disk into the room that was taken, so that a failure's reason is not lost."""
+        """As `write_status`, on a full disk into the reserved file, so that the reason of a failure is not lost."""
         try:
             self.write_status(status)
         except StorageError:
-            if not self._write_into_room(_as_json(status).encode()):
+            if not self._write_into_reserve(_as_json(status).encode()):
                 raise
 
     def advance(self, state: State, event: Event) -> State:
-        """The state that follows `event`; its StateError names this experiment."""
+        """The state after `event`; its StateError names this experiment."""
         return advance(state, event, self.name, self.ways)
 
     def withdrawn(self, status: Status, reason: str) -> Status:
-        """The status of a completed experiment whose resume could not begin: as before, with a note that says why."""
+        """The status of a completed experiment whose resume could not begin: as before, with a notice that says why."""
         assert status.before is not None
         state = self.advance(status.state, "withdraw")
         before = Status.from_data(status.before)
@@ -167,8 +174,8 @@ class RunFolder:
 
     @contextlib.contextmanager
     def lock(self, event: Event) -> Iterator[Status]:
-        """Owns the folder for `event`; gives the status as it was. OwnedError if a process owns it already."""
-        # Readers hold the lock for a moment while they look: half a second outlasts them.
+        """Takes the folder's lock for `event`, yields the status; OwnedError if a process owns the folder already."""
+        # Readers hold the lock for a moment, less than half a second.
         descriptor = locks.acquire(self.path, patience=0.5)
         if descriptor is None:
             self._refuse(event)
@@ -183,7 +190,7 @@ class RunFolder:
             self._lock = None
 
     def keep_lock(self) -> None:
-        """Takes the lock again if its file was deleted; FolderGone if the experiment was, or if another has it now."""
+        """Takes the lock again if its file was deleted; FolderGone if the experiment is, or another process has it."""
         if self._lock is None or locks.is_still_there(self._lock, self.path / locks.LOCK_FILE):
             return
         again = locks.acquire(self.path) if limited_reading.exists(self.path / SPEC_FILE) else None
@@ -199,19 +206,19 @@ class RunFolder:
             self.ways = commands(shlex.quote(str(path)))
 
     def remove_traces(self) -> None:
-        """Removes what the owner wrote into a folder while somebody deleted it; other files stay."""
+        """Removes the files that the owner wrote into a folder while it was deleted; other files stay."""
         with contextlib.suppress(OSError):
             (self.path / STATUS_FILE).unlink(missing_ok=True)
-            (self.path / ROOM_FILE).unlink(missing_ok=True)
+            (self.path / RESERVE_FILE).unlink(missing_ok=True)
             self.path.rmdir()
 
     def is_left(self, silent: Status | None) -> bool:
-        """Whether no process owns it; how a dead one has left it is written down.
+        """Whether no process owns it; if its owner has died, that is written down.
 
-        An owner on another machine is one for as long as it says something, whatever the clocks there show: `silent` is
-        the last that was heard of it, once that is long ago.
+        An owner on another machine counts as alive while its status changes: `silent` is a status that has not changed
+        for long enough, by the caller's clock.
         """
-        # Whoever owns a folder has locked it; one that came from object storage is this machine's own.
+        # An owned folder has a lock file; one without came from object storage, and nobody else writes to it.
         is_copy = not (self.path / locks.LOCK_FILE).exists()
         descriptor = locks.acquire(self.path)
         if descriptor is None:
@@ -227,7 +234,7 @@ class RunFolder:
             locks.release(descriptor)
 
     def set_aside(self, status: Status, *keep: str) -> Path | None:
-        """Moves what an earlier run left, but for `keep`, into a dated folder here; only for the holder of the lock."""
+        """Moves the results of an earlier run, except `keep`, to a dated folder; only for the holder of the lock."""
         kept = {SPEC_FILE, STATUS_FILE, REQUEST_FILE, *keep}
         left = [entry for entry in self.path.iterdir() if entry.name not in kept and not is_own(entry.name)]
         self.forget_requests()
@@ -242,7 +249,7 @@ class RunFolder:
                 entry.rename(aside / entry.name)
             if (self.path / SPEC_FILE).exists():
                 shutil.copy2(self.path / SPEC_FILE, aside / SPEC_FILE)
-            # Not copied: a damaged one may be of any kind and size.
+            # Renamed, since a damaged one may be a huge file or no file at all.
             if limited_reading.exists(self.path / STATUS_FILE):
                 (self.path / STATUS_FILE).rename(aside / STATUS_FILE)
         return aside
@@ -252,18 +259,18 @@ class RunFolder:
         write_atomically(self.path / REQUEST_FILE, json.dumps({"action": action, "time": time.time()}) + "\n")
 
     def asked(self) -> str | None:
-        """The request that waits for the owner, if any."""
+        """The request that the owner has not followed yet, if any."""
         path = self.path / REQUEST_FILE
         if not path.exists():
             return None
         try:
-            action = json.loads(limited_reading.read_small(path, ROOM_BYTES)).get("action")
+            action = json.loads(limited_reading.read_small(path, RESERVE_BYTES)).get("action")
         except (OSError, ValueError, AttributeError, RecursionError):
             return None
         return next((known for known in ("pause", "stop") if action == known), None)
 
     def forget_requests(self) -> None:
-        """Removes what was asked of an earlier owner."""
+        """Removes requests to an earlier owner."""
         path = self.path / REQUEST_FILE
         if path.exists():
             with storing(path):
@@ -288,10 +295,10 @@ class RunFolder:
             timestep = 0
         return Status(state="failed", reason=f"{UNREADABLE}: {why}", timestep=timestep)
 
-    def _write_into_room(self, data: bytes) -> bool:
-        room = self.path / ROOM_FILE
+    def _write_into_reserve(self, data: bytes) -> bool:
+        room = self.path / RESERVE_FILE
         try:
-            # In place, since whatever is given back may be taken by whoever filled the disk.
+            # In place: freed disk space may be taken at once by the process that fills the disk.
             with room.open("r+b") as file:
                 file.write(data)
                 file.truncate()
@@ -309,7 +316,7 @@ class RunFolder:
         try:
             descriptor = locks.acquire(self.path)
         except StorageError:
-            # The lock of another user cannot be asked.
+            # The lock file of another user cannot be opened.
             return is_heard
         if descriptor is None:
             return True
@@ -317,7 +324,7 @@ class RunFolder:
         return False
 
     def _mark_dead(self) -> Status:
-        """Writes down how an owner that is gone left the experiment, unless another took over meanwhile."""
+        """Writes the status that a dead owner has left, unless another process took over meanwhile."""
         try:
             descriptor = locks.acquire(self.path)
         except StorageError:
@@ -332,13 +339,13 @@ class RunFolder:
     def _write_death(self, found: Status) -> Status:
         status = self._after_death(found)
         if status is not found:
-            # A disk that cannot be written to can still be looked at.
+            # The status of a read-only disk can be shown all the same.
             with contextlib.suppress(StorageError):
                 self.write_status(status)
         return status
 
     def _after_death(self, status: Status) -> Status:
-        """What a status that no one owns any more comes to."""
+        """The status after the death of its owner."""
         if not status.is_live:
             return status
         if status.before is not None:
@@ -378,14 +385,14 @@ class Store:
         """Every experiment, by name."""
         if not self.path.is_dir():
             return []
-        # A hidden one is being deleted, or was when its deletion was cut short.
+        # A hidden folder is one whose deletion goes on or was interrupted.
         entries = [entry for entry in sorted(self.path.iterdir()) if entry.is_dir() and entry.name[0] != "."]
         return [folder for folder in map(RunFolder, entries) if folder.exists]
 
     def entries(self) -> list[RunFolder]:
-        """As `folders`, with folders that hold results but no experiment.json, and links that lead nowhere."""
+        """As `folders`, with folders that have results but no experiment.json, and broken links."""
         try:
-            # A hidden one is being deleted.
+            # Hidden ones are being deleted.
             found = sorted(entry for entry in self.path.iterdir() if entry.name[0] != ".")
         except FileNotFoundError:
             return []
@@ -394,7 +401,7 @@ class Store:
         return [folder for folder in map(RunFolder, found) if _may_be_experiment(folder)]
 
     def new_folder(self, stem: str) -> RunFolder:
-        """A run folder that did not exist before, `stem-1`, `stem-2` ...; made at once so that no one else takes it."""
+        """Makes the first of `stem-1`, `stem-2` ... that does not exist; made at once, so that nobody else takes it."""
         _make_folder(self.path)
         taken = {entry.name for entry in self.path.iterdir()}
         number = 1
@@ -411,7 +418,7 @@ class Store:
         if folder.path.parent.resolve() != self.path.resolve() or folder.path.is_symlink() or not folder.exists:
             raise StateError(f"{folder.path} is not an experiment of {self.path}; delete it yourself if you mean it")
         with folder.lock("delete"):
-            # Renamed first: a half-deleted experiment must not be listed.
+            # Renamed first, so that a half-deleted experiment is not listed.
             doomed = folder.path.with_name(f".deleting-{folder.name}-{os.getpid()}")
             try:
                 folder.path.rename(doomed)
@@ -430,7 +437,7 @@ def _may_be_experiment(folder: RunFolder) -> bool:
 
 
 def is_own(name: str) -> bool:
-    """Whether this entry of a run folder is no result of its run: locks, unfinished files, results kept from before."""
+    """Whether an entry of a run folder is no result of its run: a lock, an unfinished file, an earlier result."""
     return name.startswith((".", "before-"))
 
 

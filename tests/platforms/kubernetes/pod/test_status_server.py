@@ -10,7 +10,8 @@ from types import SimpleNamespace
 import pytest
 from status_requests import TOKEN, opened
 
-from steppe.experiments.run_folder.store import LOG_FILE, REQUEST_FILE, STATUS_FILE, RunFolder
+from steppe.experiments.run_folder.store import RunFolder
+from steppe.files.run_files import LOG_FILE, REQUEST_FILE, STATUS_FILE
 from steppe.platforms.kubernetes.agreement import TOKEN_HEADER
 from steppe.platforms.kubernetes.pod import roles
 from steppe.platforms.kubernetes.pod import status_server as doors

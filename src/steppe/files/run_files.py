@@ -1,0 +1,21 @@
+"""The names of the files in a run folder, declared once."""
+
+from __future__ import annotations
+
+SPEC_FILE = "experiment.json"
+STATUS_FILE = "status.json"
+REQUEST_FILE = "request.json"
+"""A request for the process that trains, from another one."""
+CLUSTER_FILE = "cluster.json"
+"""Where an experiment on a cluster is."""
+LOG_FILE = "log.txt"
+METRICS_FILE = "metrics.jsonl"
+REPORT_FILE = "report.html"
+CHECKPOINTS_FOLDER = "checkpoints"
+TENSORBOARD_FOLDER = "tensorboard"
+VIDEOS_FOLDER = "videos"
+POLICY_FOLDER = "policy"
+BEST_FOLDER = "policy/best"
+"""The policy that scored best on the way."""
+LAST_FOLDER = "policy/last"
+"""The policy at the end, if another one is in `policy`."""
