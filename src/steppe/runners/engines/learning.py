@@ -134,15 +134,17 @@ def _pretrained(agent: Any, learner: Learner) -> Learner:
     """After all updates on demonstrations alone."""
     total = agent.pretraining_updates
     pretrain = jit_for_learning(partial(_pretrain, agent), donate_argnums=0)
+    numbers = agent.numbers
     for done in range(0, total, PRETRAINING_CHUNK):
         count = min(PRETRAINING_CHUNK, total - done)
-        learner, loss = pretrain(learner, jnp.int32(count))
+        learner, loss = pretrain(learner, numbers, jnp.int32(count))
         log.info("pretraining: %d of %d updates, loss %.4g", done + count, total, float(loss))
     return learner
 
 
-def _pretrain(agent: Any, learner: Learner, updates: Array) -> tuple[Learner, Array]:
+def _pretrain(agent: Any, learner: Learner, numbers: dict[str, Any], updates: Array) -> tuple[Learner, Array]:
     """So many updates on demonstrations; the loss of the last one."""
+    agent = agent.with_numbers(numbers)
     memory = agent.memory
 
     def once(_: Array, carry: tuple[TrainState, DemonstratedState, Array]) -> Any:

@@ -51,7 +51,9 @@ class HostEngine:
         self._episode_rules = (max_timesteps, repeat_actions)
         self.timesteps_per_iteration = agent.horizon * envs.num_envs
         self._spread = Spread(agent)
-        learned = self._spread.over_devices(self._learned, (EVERYWHERE, BY_ENVIRONMENT), (EVERYWHERE, EVERYWHERE))
+        self._numbers = self._spread.placed(agent.numbers, EVERYWHERE)
+        takes = (EVERYWHERE, EVERYWHERE, BY_ENVIRONMENT)
+        learned = self._spread.over_devices(self._learned, takes, (EVERYWHERE, EVERYWHERE))
         # Each device has a core of its own; none hands a part of its products over to another's.
         jitted = jit_for_learning if agent.context.shards == 1 else jit_for_threads
         self._learn = jitted(learned, donate_argnums=0)
@@ -101,7 +103,7 @@ class HostEngine:
             if collected.is_cut_off:
                 self._learner = self._cut_off(self._learner)
             trajectory = self._spread.placed(collected.trajectory, BY_ENVIRONMENT)
-            self._learner, values = self._learn(self._learner, trajectory)
+            self._learner, values = self._learn(self._learner, self._numbers, trajectory)
             metrics = dict(zip(self._metric_names, np.asarray(values).tolist(), strict=True))
             healthy = metrics.pop("is_healthy") == 1.0
             self._returns.extend(collected.returns)
@@ -139,10 +141,10 @@ class HostEngine:
             return learner
         return learner._replace(memory=self.agent.memory.cut(learner.memory))
 
-    def _learned(self, learner: Learner, trajectory: Trajectory) -> tuple[Learner, Array]:
+    def _learned(self, learner: Learner, numbers: Any, trajectory: Trajectory) -> tuple[Learner, Array]:
         """`learn` with all metrics in one vector, so that one transfer brings them."""
         metrics: Metrics
-        learner, metrics = learn(self.agent, learner, trajectory)
+        learner, metrics = learn(self.agent.with_numbers(numbers), learner, trajectory)
         metrics["is_healthy"] = is_healthy(learner, metrics)
         self._metric_names = list(metrics)
         return learner, self._spread.averaged(jnp.stack([jnp.float32(value) for value in metrics.values()]))

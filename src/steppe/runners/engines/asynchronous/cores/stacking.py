@@ -72,7 +72,7 @@ class StackingCore(AgentCore):
 
     def learn(self, seconds: float) -> Learned:
         """One update."""
-        self._learner, values = self._learn(self._learner, self._stack)
+        self._learner, values = self._learn(self._learner, self._numbers, self._stack)
         metrics = dict(zip(self._names, np.asarray(values).tolist(), strict=True))
         healthy, updates = bool(metrics.pop("is_healthy")), round(metrics.pop("updates"))
         self.updates += updates
@@ -82,7 +82,7 @@ class StackingCore(AgentCore):
 
     def _start(self, learner: Learner) -> None:
         # Compiled before the first worker comes, with parameters that are thrown away.
-        self._learn(begin(self.agent, keys.make(0)), self._stack)
+        self._learn(begin(self.agent, keys.make(0)), self._numbers, self._stack)
         self._learner = jax.tree.map(jnp.asarray, learner)
         self._columns, self._batches, self._rest = 0, 0, None
         self.updates = int(learner.agent.updates)
@@ -111,9 +111,9 @@ class StackingCore(AgentCore):
             log_std = np.broadcast_to(batch.log_std, batch.outputs.shape)
         return jax.tree.leaves(_trajectory(batch, log_std))
 
-    def _learned(self, learner: Learner, trajectory: Trajectory) -> tuple[Learner, Array]:
+    def _learned(self, learner: Learner, numbers: Any, trajectory: Trajectory) -> tuple[Learner, Array]:
         metrics: Metrics
-        learner, metrics = learn(self.agent, learner, trajectory)
+        learner, metrics = learn(self.agent.with_numbers(numbers), learner, trajectory)
         metrics["is_healthy"] = is_healthy(learner, metrics)
         self._names = list(metrics)
         return learner, jnp.stack([jnp.float32(value) for value in metrics.values()])
