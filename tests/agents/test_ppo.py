@@ -297,7 +297,7 @@ def test_a_trajectory_is_cut_into_at_most_16_minibatches_by_itself(make_agent, n
     network = NetworkSpec([{"type": layer, "size": 3}])
     agent = make_agent("ppo", Discrete(3), network=network, num_envs=num_envs, horizon=horizon)
     samples = num_envs if layer == "lstm" else num_envs * horizon
-    assert agent.batches_of_experience == minibatches
+    assert agent.minibatches_per_epoch == minibatches
     assert agent.minibatches(jax.random.key(0), samples).shape == (10 * minibatches, samples // minibatches)
 
 

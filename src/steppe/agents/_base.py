@@ -15,6 +15,7 @@ from jax import Array
 
 from steppe.agents.core import normalizers
 from steppe.agents.core.normalizers import CLIP, Statistics, empty
+from steppe.agents.core.numbers import numbers_of, with_numbers
 from steppe.errors import UserError
 from steppe.networks import default_layers
 from steppe.policies import heads
@@ -362,8 +363,17 @@ class Agent(ABC, Generic[S]):
         return False
 
     def with_settings(self, **changes: Any) -> Self:
-        """The same agent with other numbers, which may be traced and change no shape."""
+        """The same agent with other settings that change no shape."""
         return self._replaced(settings=self.settings.model_copy(update=changes))
+
+    @property
+    def numbers(self) -> dict[str, Any]:
+        """The numeric hyper-parameters, which compiled programs take as an argument: see `core.numbers`."""
+        return jax.device_put(jax.tree.map(np.float32, numbers_of(self.settings)))
+
+    def with_numbers(self, numbers: dict[str, Any]) -> Self:
+        """The same agent with these hyper-parameters, traced ones of the program that is being compiled."""
+        return self._replaced(settings=with_numbers(self.settings, numbers))
 
     def transform_of(self, slot: OptimizerSlot) -> optax.GradientTransformation:
         """How gradients become steps in one slot."""

@@ -136,9 +136,8 @@ def start(
     Without a token it only listens on this machine, and makes one of its own if
     other users are there. Requests under way are answered before it ends.
     """
-    from steppe.serve.admission import TrafficLimits
-    from steppe.serve.limits import EndpointLimits
-    from steppe.serve.server import Listening
+    from steppe.serve.limits import EndpointLimits, TrafficLimits
+    from steppe.serve.server import ServerConfig
 
     watch_seconds = WATCH_SECONDS if watch else None
     limits = EndpointLimits(
@@ -150,14 +149,14 @@ def start(
         keep_days=keep_days,
     )
     traffic = TrafficLimits(body_bytes=int(max_body * 1_000_000), concurrent=max_concurrent, rate=rate)
-    listening = Listening(
+    config = ServerConfig(
         *(host, port, grpc_port, _server_token(token, token_file), tls_cert, tls_key),
         access_log=access_log,
         limits=traffic,
     )
     given = (policy, experiment, file)
     endpoint = _endpoint(given, name, given_database(database), limits, seed, allow_modules or [])
-    return _run(endpoint, listening, token_file, tls_cert)
+    return _run(endpoint, config, token_file, tls_cert)
 
 
 for _command in (report, status, versions, pin, rollback, unpin, reload):

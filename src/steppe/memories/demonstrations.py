@@ -76,6 +76,10 @@ class DemonstratedReplay:
         """The same memory with room for more or fewer timesteps of the agent's own."""
         return replace(self, own=self.own.with_capacity(capacity))
 
+    def with_numbers(self, discount: Any, priority_exponent: Any, importance_exponent: Any) -> DemonstratedReplay:
+        """The same memory with other numbers, which may be traced."""
+        return replace(self, own=self.own.with_numbers(discount, priority_exponent, importance_exponent))
+
     def size(self, example: Timesteps) -> int:
         """How many bytes the agent's own timesteps take."""
         return self.own.size(example)

@@ -112,6 +112,12 @@ class Replay:
         """The same memory with room for more or fewer timesteps."""
         return replace(self, capacity=capacity)
 
+    def with_numbers(self, discount: Any, priority_exponent: Any, importance_exponent: Any) -> Replay:
+        """The same memory with other numbers, which may be traced."""
+        return replace(
+            self, discount=discount, priority_exponent=priority_exponent, importance_exponent=importance_exponent
+        )
+
     def init(self, example: Timesteps) -> ReplayState:
         """An empty memory for timesteps like `example`, whose leaves are one environment's: [...]."""
         self._check_room(example)

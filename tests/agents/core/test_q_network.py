@@ -44,7 +44,7 @@ def test_the_values_of_taken_and_best_actions_are_looked_up(action):
     rng = np.random.default_rng(1)
     actions = np.stack([rng.integers(0, n, 5) for n in counts], -1)
     given = actions[:, 0] if isinstance(action, Discrete) else actions
-    taken, best = np.asarray(network.taken(values, given)), np.asarray(network.best(values)).reshape(5, -1)
+    taken, best = np.asarray(network.chosen(values, given)), np.asarray(network.best(values)).reshape(5, -1)
     assert taken.shape == (5, len(counts), 3)
     for b in range(5):
         for choice, (start, n) in enumerate(zip(starts, counts, strict=True)):

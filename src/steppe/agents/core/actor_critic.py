@@ -237,7 +237,7 @@ class ActorCritic(PolicyAndValue[S], Generic[S]):
         value_slot = slot_of(self, baseline, settings.baseline_learning_rate, border)
         return (
             LossOptimizer(self, spec, (slot_of(self, spec, rate, 0, border),), "policy"),
-            LossOptimizer(self, baseline, (value_slot,), "value"),
+            LossOptimizer(self, baseline, (value_slot,), "value", 1),
         )
 
 

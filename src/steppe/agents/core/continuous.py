@@ -154,7 +154,8 @@ class ActorAndCritics(OffPolicy[S], Generic[S]):
         """Actor and critics follow the gradient of one loss with an optimiser each."""
         settings, border = self.settings, self.first_of_critics
         spec, rate = settings.optimizer, settings.learning_rate
-        critic_spec, critic_rate = settings.critic_optimizer or spec, settings.critic_learning_rate or rate
+        critic_spec = settings.critic_optimizer or spec
+        critic_rate = rate if settings.critic_learning_rate is None else settings.critic_learning_rate
         steps = steps_of(spec)
         actor = slot_of(self, spec, rate, 0, border, steps, self.target_sync.delay)
         critics = slot_of(self, critic_spec, critic_rate, border, None, steps)

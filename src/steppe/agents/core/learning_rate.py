@@ -30,7 +30,8 @@ class LearningRate:
         decay = settings.learning_rate_decay
         if decay != "none" and total_updates is None:
             raise UserError(f'learning_rate_decay "{decay}" needs total_timesteps, to know when it ends')
-        return cls(start, settings.final_learning_rate * start / settings.learning_rate, decay, total_updates)
+        end = 0.0 if decay == "none" else settings.final_learning_rate * start / settings.learning_rate
+        return cls(start, end, decay, total_updates)
 
     def on_host(self) -> float | Callable[[Any], float]:
         """A number, or a function of the number of updates taken."""

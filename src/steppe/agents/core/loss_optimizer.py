@@ -68,8 +68,15 @@ class LossOptimizer:
     """One loss, and the slots that step along its gradient."""
 
     def __init__(
-        self, agent: Agent[Any], spec: OptimizerSpec, slots: tuple[OptimizerSlot, ...], terms: Terms = "all"
+        self,
+        agent: Agent[Any],
+        spec: OptimizerSpec,
+        slots: tuple[OptimizerSlot, ...],
+        terms: Terms = "all",
+        first: int = 0,
     ) -> None:
+        """`first` is the number of its first slot among all of the agent's."""
+        self.first = first
         self.agent, self.spec, self.slots, self.terms = agent, spec, slots, terms
 
     @property
@@ -116,12 +123,11 @@ class LossOptimizer:
     def apply(self, state: TrainState, gradients: Array) -> TrainState:
         """Moves the parameters of the slots."""
         agent = self.agent
-        first = agent.slots.index(self.slots[0])
         optimizers = list(state.optimizer) if agent.lists_optimizers else [state.optimizer]
         moved = []
         parts = zip(self._parts(state.params), self._parts(gradients), strict=True)
         for index, (slot, transform, (params, gradient)) in enumerate(
-            zip(self.slots, self._transforms, parts, strict=True), first
+            zip(self.slots, self._transforms, parts, strict=True), self.first
         ):
             steps, optimizer = transform.update(gradient, optimizers[index], params)
             stepped = optax.apply_updates(params, steps), optimizer

@@ -222,6 +222,14 @@ class OffPolicy(Agent[S], Generic[S]):
             memory = memory.with_capacity(max(-(-memory.capacity // count), self.settings.batch_size))
         return self._replaced(memory=memory, workers=count, waiting_workers=1 if updates_together else count)
 
+    def with_numbers(self, numbers: dict[str, Any]) -> Self:
+        """The memory's too."""
+        agent = super().with_numbers(numbers)
+        settings, memory = agent.settings, agent.settings.memory
+        return agent._replaced(
+            memory=self.memory.with_numbers(settings.discount, memory.priority_exponent, memory.importance_exponent)
+        )
+
     @property
     def first_update(self) -> int:
         """How many timesteps the memory must hold before the first update; no more than it has room for."""

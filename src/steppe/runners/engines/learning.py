@@ -80,9 +80,9 @@ class LearnStep:
         self._agent, self._average = agent, average
         self._names: list[str] = []
 
-    def learn(self, learner: Learner, trajectory: Trajectory) -> tuple[Learner, Array]:
-        """The function to be compiled."""
-        learner, metrics = learn(self._agent, learner, trajectory)
+    def learn(self, learner: Learner, numbers: Any, trajectory: Trajectory) -> tuple[Learner, Array]:
+        """The function to be compiled; other `numbers` of the agent compile nothing anew."""
+        learner, metrics = learn(self._agent.with_numbers(numbers), learner, trajectory)
         metrics["is_healthy"] = is_healthy(learner, metrics)
         self._names = list(metrics)
         return learner, self._average(jnp.stack([jnp.float32(value) for value in metrics.values()]))
@@ -162,15 +162,17 @@ def _pretrained(agent: Any, learner: Learner) -> Learner:
     """The learner after all updates on demonstrations."""
     total = agent.pretraining_updates
     pretrain = jit_for_learning(partial(_pretrain, agent), donate_argnums=0)
+    numbers = agent.numbers
     for done in range(0, total, PRETRAINING_CHUNK):
         count = min(PRETRAINING_CHUNK, total - done)
-        learner, loss = pretrain(learner, jnp.int32(count))
+        learner, loss = pretrain(learner, numbers, jnp.int32(count))
         log.info("pretraining: %d of %d updates, loss %.4g", done + count, total, float(loss))
     return learner
 
 
-def _pretrain(agent: Any, learner: Learner, updates: Array) -> tuple[Learner, Array]:
+def _pretrain(agent: Any, learner: Learner, numbers: dict[str, Any], updates: Array) -> tuple[Learner, Array]:
     """Takes `updates` updates on demonstrations; returns the loss of the last one."""
+    agent = agent.with_numbers(numbers)
     memory = agent.memory
 
     def once(_: Array, carry: tuple[TrainState, DemonstratedState, Array]) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -57,11 +58,12 @@ class CompiledEngine(Engine):
         self.rollout = Rollout(agent, env, max_timesteps)
         self._spread = DeviceSpread(agent)
         places: Any = TrainingState(EVERYWHERE, P(AXIS), EVERYWHERE)  # type: ignore[arg-type]
-        scalars, columns = (EVERYWHERE,) * 4, (EVERYWHERE,) * 4
+        self._numbers = self._spread.put(agent.numbers, EVERYWHERE)
+        scalars, columns = (EVERYWHERE,) * 5, (EVERYWHERE,) * 4
         chunk = self._spread.on_all_devices(self._chunk, (places, *scalars), (places, *columns))
         self._program = jit_for_learning(chunk, donate_argnums=0)
         self._begin = jax.jit(self._begun)
-        self._play = jax.jit(self.rollout.play, static_argnums=(2, 3))
+        self._play = jax.jit(self._played, static_argnums=(3, 4))
         self._run: TrainingState | None = None
 
     def begin(self, seed: int) -> None:
@@ -80,6 +82,7 @@ class CompiledEngine(Engine):
         """One call of the compiled program."""
         self._run, done, reached, healthy, columns = self._program(
             self._run,
+            self._numbers,
             # NumPy numbers: making each JAX number would run a small program.
             np.int32(iterations),
             np.int32(min(timestep, LARGEST_TIMESTEP)),
@@ -103,7 +106,14 @@ class CompiledEngine(Engine):
         # Like the saved policy, without the noise that some agents explore with.
         state = self._run.learner.agent
         acting = self._spread.first_copy(ActorParams(state.params, state.observations))
-        returns, lengths = self._play(acting, keys.make(seed), episodes, greedy, jnp.int32(LARGEST_TIMESTEP))
+        returns, lengths = self._play(
+            self._spread.first_copy(self._numbers),
+            acting,
+            keys.make(seed),
+            episodes,
+            greedy,
+            jnp.int32(LARGEST_TIMESTEP),
+        )
         return float(np.mean(returns)), float(np.mean(lengths))
 
     def policy(self, timestep: int) -> Policy:
@@ -113,6 +123,9 @@ class CompiledEngine(Engine):
 
     def close(self) -> None:
         """There is nothing to end."""
+
+    def _played(self, numbers: dict[str, Array], *arguments: Any) -> tuple[Array, Array]:
+        return self.rollout.with_agent(self.agent.with_numbers(numbers)).play(*arguments)
 
     def _fresh(self, seed: int, pretrains: bool = True) -> TrainingState:
         agent_key, envs = self._begin(np.array([seed >> 32, seed & 0xFFFFFFFF], np.uint32))
@@ -124,11 +137,18 @@ class CompiledEngine(Engine):
         return agent_key, self.rollout.begin(env_key, self.num_envs, self.shards)
 
     def _chunk(
-        self, run: TrainingState, iterations: Array, timestep: Array, episodes: Array, stop_at_return: Array
+        self,
+        run: TrainingState,
+        numbers: dict[str, Array],
+        iterations: Array,
+        timestep: Array,
+        episodes: Array,
+        stop_at_return: Array,
     ) -> tuple[TrainingState, Array, Array, Array, Columns]:
         """(run, iterations done, return reached, healthy, columns [most_iterations])."""
         # Traced once, for the shapes and for the loop.
-        one_iteration = jax.jit(self._iteration, inline=True)
+        agent = self.agent.with_numbers(numbers)
+        one_iteration = jax.jit(partial(self._iteration, agent, self.rollout.with_agent(agent)), inline=True)
         shapes = jax.eval_shape(one_iteration, run, timestep)[1]
         columns = jax.tree.map(lambda leaf: jnp.zeros((self.most_iterations,), leaf.dtype), shapes)
 
@@ -147,10 +167,12 @@ class CompiledEngine(Engine):
         run, columns, done, _, reached, healthy = jax.lax.while_loop(is_going, iteration, start)
         return run, done, reached, healthy, columns
 
-    def _iteration(self, run: TrainingState, timestep: Array) -> tuple[TrainingState, Columns]:
-        acting = self.agent.actor_params(run.learner.agent)
-        envs, trajectory, finished = self.rollout.collect(run.envs, acting, timestep)
-        learner, metrics = learn(self.agent, run.learner, trajectory)
+    def _iteration(
+        self, agent: Agent[Any], rollout: Rollout, run: TrainingState, timestep: Array
+    ) -> tuple[TrainingState, Columns]:
+        acting = agent.actor_params(run.learner.agent)
+        envs, trajectory, finished = rollout.collect(run.envs, acting, timestep)
+        learner, metrics = learn(agent, run.learner, trajectory)
         if self.shards > 1:
             finished = Finished(*(jax.lax.all_gather(leaf, AXIS, axis=1, tiled=True) for leaf in finished))
         window = compiled_window.record(run.window, *finished)

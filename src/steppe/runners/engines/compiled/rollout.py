@@ -48,6 +48,10 @@ class Rollout:
         self.max_timesteps = max_timesteps
         self.preprocess = per_step_rewards(agent)
 
+    def with_agent(self, agent: Agent[Any]) -> Rollout:
+        """The same environments for another agent."""
+        return Rollout(agent, self.env, self.max_timesteps)
+
     def begin(self, key: Array, num_envs: int, shards: int) -> Envs:
         """All environments at the start of an episode."""
         reset_key, key = jax.random.split(key)

@@ -257,7 +257,7 @@ class HostRolloutLearner(RolloutLearner):
     def __init__(self, agent: Agent[Any], envs: Any, rollouts: int) -> None:
         super().__init__(agent, rollouts)
         self.envs = envs
-        self._step = LearnStep(agent)
+        self._step = LearnStep(self.agent)
         self._learn = jax.jit(self._step.learn, donate_argnums=0)
 
     def begin(self, seed: int, number: int, left: dict[str, np.ndarray] | None = None) -> None:
@@ -282,7 +282,7 @@ class HostRolloutLearner(RolloutLearner):
             collected = self._collector.collect(learner.agent, timestep + index * stride)
             if collected.is_cut_off:
                 learner = episodes_cut(self.agent, learner)
-            learner, values = self._learn(learner, collected.trajectory)
+            learner, values = self._learn(learner, self.agent.numbers, collected.trajectory)
             row = self._step.named(values)
             done.timesteps += collected.timesteps
             done.episodes += len(collected.returns)

@@ -46,8 +46,10 @@ class HostEngine(Engine):
         self.timesteps_per_iteration = agent.horizon * envs.num_envs
         self._spread = DeviceSpread(agent)
         self.shards = self._spread.shards
+        self._numbers = self._spread.put(agent.numbers, EVERYWHERE)
         self._step = LearnStep(agent, self._spread.pmean)
-        learned = self._spread.on_all_devices(self._step.learn, (EVERYWHERE, BY_ENVIRONMENT), (EVERYWHERE, EVERYWHERE))
+        takes = (EVERYWHERE, EVERYWHERE, BY_ENVIRONMENT)
+        learned = self._spread.on_all_devices(self._step.learn, takes, (EVERYWHERE, EVERYWHERE))
         # Each device has a core of its own, and computes its products alone.
         jitted = jit_for_learning if agent.context.shards == 1 else jit_for_threads
         self._learn = jitted(learned, donate_argnums=0)
@@ -95,7 +97,7 @@ class HostEngine(Engine):
             if collected.is_cut_off:
                 self._learner = episodes_cut(self.agent, self._learner)
             trajectory = self._spread.put(collected.trajectory, BY_ENVIRONMENT)
-            self._learner, values = self._learn(self._learner, trajectory)
+            self._learner, values = self._learn(self._learner, self._numbers, trajectory)
             metrics = self._step.named(values)
             healthy = metrics.pop("is_healthy") == 1.0
             window.record(collected.returns, collected.lengths)

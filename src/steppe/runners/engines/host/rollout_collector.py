@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import jax
@@ -49,9 +50,10 @@ class RolloutCollector(EpisodeCollector):
         layers = {layer.type for layer in network.root} if network else set()
         is_compiled = bool(layers & SLOW_IN_NUMPY) or not agent.acts_in_numpy
         has_values = is_compiled and agent.values_while_acting
-        self._act, self._acting = None, agent.actor_params
+        self._act: Any = None
+        self._acting: Any = agent.actor_params
         if is_compiled:
-            self._act = jit_for_few(agent.act_and_value if has_values else agent.act)
+            self._act = partial(jit_for_few(partial(_act, agent, has_values)), agent.numbers)
             self._acting = jax.jit(lambda state: agent.unflattened(agent.actor_params(state)))
         elif agent.perturbs_parameters:
             # A compiled call copies all parameters, so it is only used if it computes something.
@@ -128,6 +130,11 @@ class RolloutCollector(EpisodeCollector):
         log_std = actor.tensors.get("head/log_std", 0.0)
         actions, internals = self.agent.choose(outputs, noise, timestep, internals, log_std, np)
         return actions, outputs, internals
+
+
+def _act(agent: Agent[Any], has_values: bool, numbers: dict[str, Any], *arguments: Any) -> tuple[Any, ...]:
+    agent = agent.with_numbers(numbers)
+    return agent.act_and_value(*arguments) if has_values else agent.act(*arguments)
 
 
 def _allocate(agent: Agent[Any], actor: Policy, observation: Space, action: Space) -> Trajectory:

@@ -18,6 +18,7 @@ class AgentCore:
     def __init__(self, agent: Any, task: Task, spaces: Spaces) -> None:
         self.agent, self.task, self.spaces = agent, task, spaces
         self.updates = 0
+        self._numbers = agent.numbers
         self._learner: Learner
         self._names: list[str] = []
         # A compiled call copies all parameters, so it is only used if it computes something.

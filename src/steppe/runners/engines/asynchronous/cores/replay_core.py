@@ -148,22 +148,25 @@ class ReplayCore(AgentCore):
     def _call_update(self, count: int) -> Any:
         state, memory = self._learner
         if self._changes_memory:
-            (state, memory), values = self._update((state, memory), None, jnp.int32(count))
+            (state, memory), values = self._update((state, memory), None, self._numbers, jnp.int32(count))
         else:
-            (state,), values = self._update((state,), memory, jnp.int32(count))
+            (state,), values = self._update((state,), memory, self._numbers, jnp.int32(count))
         self._learner = Learner(state, memory)
         return values
 
-    def _updated(self, changing: tuple[Any, ...], constant: Any, count: Array) -> tuple[tuple[Any, ...], Array]:
+    def _updated(
+        self, changing: tuple[Any, ...], constant: Any, numbers: Any, count: Array
+    ) -> tuple[tuple[Any, ...], Array]:
         """Takes `count` updates; returns what they change, and the means of their metrics.
 
         A uniform memory does not change: it is passed separately, so that it is neither copied nor returned.
         """
-        shapes = jax.eval_shape(partial(self._once, constant), changing)[1]
+        agent = self.agent.with_numbers(numbers)
+        shapes = jax.eval_shape(partial(self._once, agent, constant), changing)[1]
         nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
 
         def once(_: Array, carry: tuple[tuple[Any, ...], Metrics]) -> tuple[tuple[Any, ...], Metrics]:
-            changing, metrics = self._once(constant, carry[0])
+            changing, metrics = self._once(agent, constant, carry[0])
             return changing, jax.tree.map(jnp.add, carry[1], metrics)
 
         changing, sums = jax.lax.fori_loop(0, count, once, (changing, nothing))
@@ -173,8 +176,8 @@ class ReplayCore(AgentCore):
         self._names = list(metrics)
         return changing, jnp.stack([jnp.float32(value) for value in metrics.values()])
 
-    def _once(self, constant: Any, changing: tuple[Any, ...]) -> tuple[tuple[Any, ...], Metrics]:
-        agent, memory = self.agent, self.agent.memory
+    def _once(self, agent: Any, constant: Any, changing: tuple[Any, ...]) -> tuple[tuple[Any, ...], Metrics]:
+        memory = agent.memory
         state: TrainState = changing[0]
         kept = changing[1] if self._changes_memory else constant
         sample_key, key = jax.random.split(state.key)

@@ -72,7 +72,7 @@ class StackingCore(AgentCore):
 
     def learn(self, seconds: float) -> Learned:
         """One update."""
-        self._learner, values = self._learn(self._learner, self._stack)
+        self._learner, values = self._learn(self._learner, self._numbers, self._stack)
         metrics = self._step.named(values)
         healthy, updates = bool(metrics.pop("is_healthy")), round(metrics.pop("updates"))
         self.updates += updates
@@ -82,7 +82,7 @@ class StackingCore(AgentCore):
 
     def _start(self, learner: Learner) -> None:
         # Compiles before the first worker connects, with parameters that are discarded.
-        self._learn(begin(self.agent, keys.make(0)), self._stack)
+        self._learn(begin(self.agent, keys.make(0)), self._numbers, self._stack)
         self._learner = jax.tree.map(jnp.asarray, learner)
         self._columns, self._batches, self._rest = 0, 0, None
         self.updates = int(learner.agent.updates)
