@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from steppe.runners import setup
-from steppe.runners._base import Limits
+from steppe.runners._base import ChunkLimits
 from steppe.specs.experiment import ExperimentSpec
 
 MEMORY = {"type": "prioritized_replay", "capacity": 500, "priority_exponent": 0.6, "importance_exponent": 0.4}
@@ -94,7 +94,7 @@ def trained(agent, settings, backend="auto", mode="single"):
     engine = setup.make_engine(spec)
     try:
         engine.begin(0)
-        engine.advance(20 if "batch_size" in settings else 2, 0, Limits())
+        engine.advance(20 if "batch_size" in settings else 2, 0, ChunkLimits())
         if backend == "auto":
             engine.evaluate(2, False, 1)
         return np.concatenate([np.ravel(each) for each in engine.policy(0).tensors.values()])

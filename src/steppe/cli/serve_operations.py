@@ -13,7 +13,7 @@ from steppe.cli.input.flags import with_options
 from steppe.cli.play import AS_JSON, DEFAULT_URL, ENDPOINT_URL, TLS_CA, TOKEN, TOKEN_FILE, access_to
 
 if TYPE_CHECKING:
-    from steppe.serve.clients.operating import Operator
+    from steppe.serve.clients.operator import Operator
     from steppe.serve.ledger import Ledger
 
 DATABASE_VARIABLE = "STEPPE_SERVE_DATABASE"
@@ -36,7 +36,7 @@ def with_operator(command: Callable[..., Any]) -> Callable[..., Any]:
     options = {"url": ENDPOINT_URL, "token": TOKEN, "token_file": TOKEN_FILE, "tls_ca": TLS_CA}
 
     def receive(values: dict[str, Any]) -> dict[str, Any]:
-        from steppe.serve.clients.operating import Operator
+        from steppe.serve.clients.operator import Operator
 
         return {"operator": Operator(access_to(**values))}
 
@@ -120,7 +120,7 @@ def rollback(
     policy: POLICY_NAME = None,
 ) -> None:
     """Pin the version before the one that is in service."""
-    from steppe.serve.clients.operating import version_before
+    from steppe.serve.clients.operator import version_before
 
     with operator:
         chosen = operator.policy(policy)
