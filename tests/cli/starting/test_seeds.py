@@ -15,7 +15,7 @@ from steppe.cli.starting.seeds import GroupLines
 from steppe.errors import UserError
 from steppe.experiments.group import Group, Member
 from steppe.experiments.run_folder.store import RunFolder, Status
-from steppe.specs.experiment import load_experiment
+from steppe.spec_files import load_experiment
 
 
 @pytest.fixture

@@ -378,9 +378,9 @@ class RemoteRun:
 
     def _plan_of(self, root: Json) -> Plan:
         """What a reader needs to know of the plan that the experiment was started with."""
-        from steppe.specs.experiment import ExperimentSpec
+        from steppe.spec_files import read_experiment
 
-        spec = ExperimentSpec.model_validate_json(root["data"]["experiment.json"])
+        spec = read_experiment(json.loads(root["data"]["experiment.json"]))
         annotations = root["metadata"].get("annotations") or {}
         return Plan(spec, annotations.get(naming.PROJECT, ""), self.kube.namespace, cluster=spec.cluster)
 

@@ -27,7 +27,8 @@ from steppe.runners.engines.asynchronous.learner.worker_pool import NoCrew
 from steppe.runners.engines.asynchronous.wire.access import Access, access_from
 from steppe.runners.engines.asynchronous.wire.board import Spaces
 from steppe.runners.engines.asynchronous.wire.task import LONGEST_EPISODE, TIMESTEPS, Task
-from steppe.specs.experiment import ExperimentSpec, load_experiment
+from steppe.spec_files import load_experiment
+from steppe.specs.experiment import ExperimentSpec
 from steppe.specs.learning.agent import AgentSpec
 from steppe.specs.running.connections import split_address, written_address
 
