@@ -117,7 +117,7 @@ def judged(name: str, run: dict[str, Any]) -> list[Verdict]:
 def measure(seconds: float, num_envs: int) -> dict[str, Any]:
     import steppe
     from steppe import runners
-    from steppe.specs.experiment import load_experiment
+    from steppe.spec_files import load_experiment
 
     fields = {
         "name": "async-workers",

@@ -49,7 +49,7 @@ def main() -> int:
 def measure(row: Row, sets: list[str], seeds: tuple[int, ...], results: Results) -> None:
     """Trains and evaluates the seeds that are not in the results yet."""
     from steppe.runners import setup
-    from steppe.specs.experiment import load_experiment
+    from steppe.spec_files import load_experiment
 
     fields = {"environment": row.environment, "agent": row.agent, "total_timesteps": row.timesteps, "name": "run"}
     spec = load_experiment(None, fields, [*row.sets, *sets], Path.cwd(), options=False)

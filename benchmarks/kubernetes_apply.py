@@ -70,7 +70,7 @@ def measure(workers: int, namespace: str) -> Run:
     import steppe
     from steppe.platforms.kubernetes.manifests import rendering
     from steppe.platforms.kubernetes.manifests.rendering import ManifestPlan
-    from steppe.specs.experiment import load_experiment
+    from steppe.spec_files import load_experiment
 
     unplaceable = {"cpus": 1000}
     fields: dict[str, Any] = {

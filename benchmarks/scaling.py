@@ -122,7 +122,7 @@ def batches(shape: str, count: int) -> Run:
 def core_of(observation: Space, action: Space, fields: dict[str, Any]) -> Any:
     from steppe.runners.compilation import prepare_jax
     from steppe.runners.engines.asynchronous.learner.core_factory import make_core
-    from steppe.specs.experiment import load_experiment
+    from steppe.spec_files import load_experiment
 
     prepare_jax()
     agent = {"type": fields["agent"], "learning_starts": 10**8, "memory": {"capacity": 20_000}}

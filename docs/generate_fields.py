@@ -14,10 +14,11 @@ from steppe.agents.core.off_policy import MemorySettings
 from steppe.cli.catalogue import agent_sentence
 from steppe.envs.gymnasium.atari import AtariSettings
 from steppe.envs.registry import COMPILED
+from steppe.spec_files import DEFAULT_AGENT
 from steppe.specs.describing import field_rows
 from steppe.specs.describing.field_rows import Row, Word
 from steppe.specs.environment import EnvironmentSpec
-from steppe.specs.experiment import DEFAULT_AGENT, EvaluationSpec, ExperimentSpec, FinalEvaluationSpec
+from steppe.specs.experiment import EvaluationSpec, ExperimentSpec, FinalEvaluationSpec
 from steppe.specs.learning import defaults_by_kind
 from steppe.specs.learning.agent import AgentSpec
 from steppe.specs.learning.baseline import BaselineSpec

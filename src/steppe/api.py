@@ -133,11 +133,10 @@ def check_env(
     from steppe.envs.checks.environment import check_environment
     from steppe.experiments.given_environment import named_environment
     from steppe.experiments.project import let_user_modules_import
-    from steppe.specs.environment import EnvironmentSpec
-    from steppe.specs.loading.validation import validate
+    from steppe.spec_files import read_environment
 
     let_user_modules_import(Path.cwd())
-    spec = validate(EnvironmentSpec, named_environment(environment))
+    spec = read_environment(named_environment(environment))
     if settings is not None:
         spec = spec.model_copy(update={"settings": spec.settings | settings})
     return check_environment(spec, steps, seed)

@@ -13,9 +13,10 @@ from steppe import agents
 from steppe.agents._base import AgentContext, Trajectory, Transitions
 from steppe.agents.core.policy_value_networks import PolicyBatch
 from steppe.runners.compilation import prepare_jax
-from steppe.specs.learning.agent import AgentSpec
+from steppe.spec_files import read_agent
 from steppe.specs.learning.network import NetworkSpec
 from steppe.specs.spaces import Box, Discrete, MultiDiscrete
+from steppe.tensorforce import translate_agent
 
 QUICKLY = {"xla_cpu_use_fusion_emitters": False, "xla_cpu_parallel_codegen_split_count": 1}
 TANH_4 = NetworkSpec([{"type": "dense", "size": 4, "activation": "tanh"}])
@@ -40,7 +41,7 @@ def make_agent():
         described = AgentContext(
             observation=observation, action=space, network=network, num_envs=num_envs, **dict(context)
         )
-        return agents.make(AgentSpec.model_validate({"type": type, **settings}), described)
+        return agents.make(read_agent({"type": type, **settings}), described)
 
     return make
 
@@ -50,9 +51,21 @@ def checked():
     """checked("ppo", clip=..., ...): the settings as a user's file gives them, or the sentence that the user sees."""
 
     def check(type, **settings):
-        return AgentSpec.model_validate({"type": type, **settings}).settings_as(agents.settings_class(type))
+        spec = read_agent({"type": type, **settings})
+        return spec.settings_as(agents.settings_class(spec.type))
 
     return check
+
+
+@pytest.fixture(scope="session")
+def notices_of(checked):
+    """notices_of("ppo", clip=..., ...): what a user is told of an agent's file."""
+
+    def told(type, **settings):
+        translation = translate_agent({"type": type, **settings})
+        return (*translation.notices, *checked(type, **settings).notices)
+
+    return told
 
 
 @pytest.fixture(scope="session")

@@ -7,8 +7,7 @@ import pytest
 
 from steppe import agents
 from steppe.errors import SpecError
-from steppe.specs.learning.agent import AgentSpec
-from steppe.specs.loading.validation import Origins
+from steppe.spec_files import read_agent
 from steppe.specs.spaces import Box, Discrete
 
 PPO = {
@@ -71,7 +70,7 @@ DDPG = {
 
 
 def read(given):
-    spec = AgentSpec.model_validate(given)
+    spec = read_agent(given)
     return spec.settings_as(agents.settings_class(spec.type))
 
 
@@ -115,7 +114,7 @@ def test_an_old_file_of_ddpg_is_understood(make_agent):
 
 @pytest.mark.parametrize("name", agents.names())
 def test_every_agent_may_be_named_with_its_old_ending(name):
-    spec = AgentSpec.model_validate(f"{name}_agent")
+    spec = read_agent(f"{name}_agent")
     assert spec.type == name
     assert agents.agent_class(spec).type == name
 
@@ -294,19 +293,19 @@ LATEST_EPISODES = {
 }
 
 
-def test_n_step_learning_from_the_latest_episodes_becomes_a_replay_memory(checked):
+def test_n_step_learning_from_the_latest_episodes_becomes_a_replay_memory(checked, notices_of):
     settings, usual = checked("dqn_nstep", **LATEST_EPISODES), checked("dqn_nstep")
     assert settings == usual.model_copy(update={"memory": usual.memory.model_copy(update={"capacity": 10_000})})
-    (notice,) = settings.notices
+    (notice,) = notices_of("dqn_nstep", **LATEST_EPISODES)
     assert notice == (
         'update_mode in episodes and memory "latest": this agent has a replay memory instead, and learns from 128 '
         "timesteps of it every 2 timesteps"
     )
-    (notice,) = checked("dqn_nstep", memory="latest", update_mode={"batch_size": 16, "frequency": 2}).notices
+    (notice,) = notices_of("dqn_nstep", memory="latest", update_mode={"batch_size": 16, "frequency": 2})
     assert notice.endswith("learns from 16 timesteps of it every 2 timesteps")
-    (notice,) = checked("dqn_nstep", update_mode={"unit": "episodes"}, batch_size=32).notices
+    (notice,) = notices_of("dqn_nstep", update_mode={"unit": "episodes"}, batch_size=32)
     assert notice.startswith("update_mode in episodes: this agent has a replay memory instead, and learns from 32 ")
-    assert checked("dqn_nstep", memory="replay", update_mode={"unit": "timesteps"}).notices == ()
+    assert notices_of("dqn_nstep", memory="replay", update_mode={"unit": "timesteps"}) == ()
 
 
 @pytest.mark.parametrize("agent", ["dqn", "ddqn", "dqfd"])
@@ -338,13 +337,13 @@ EXPLAINED = {
 
 @pytest.mark.parametrize("agent", ["ppo", "dqn", "sac", "pqn", "random"])
 @pytest.mark.parametrize("word", EXPLAINED)
-def test_an_old_word_that_asks_for_something_is_explained(checked, agent, word):
+def test_an_old_word_that_asks_for_something_is_explained(checked, notices_of, agent, word):
     value, reason = EXPLAINED[word]
     with pytest.raises(SpecError, match=rf'"{word}(\.\w+)?" has no meaning here: {reason}'):
         checked(agent, **{word: value})
     # TensorForce wrote null for what was not there.
     assert checked(agent, **{word: None}) == checked(agent)
-    assert checked(agent, **{word: None}).notices == ()
+    assert notices_of(agent, **{word: None}) == ()
 
 
 SAYS_NOTHING = {
@@ -531,8 +530,7 @@ def test_what_cannot_be_honoured_is_refused_with_its_reason(checked, agent, sett
 
 
 def test_the_sentence_names_the_file():
-    spec = AgentSpec.model_validate({"type": "dqn", "memory": "latest"})
-    spec.written_in(Origins("configs/agents/old.json"))
+    spec = read_agent({"type": "dqn", "memory": "latest"}, "configs/agents/old.json")
     with pytest.raises(SpecError) as caught:
         spec.settings_as(agents.settings_class("dqn"))
     assert str(caught.value) == (

@@ -7,8 +7,7 @@ import pytest
 from steppe import agents
 from steppe.errors import SpecError
 from steppe.runners.setup import notices_for
-from steppe.specs.experiment import ExperimentSpec
-from steppe.specs.learning.agent import AgentSpec
+from steppe.spec_files import read_agent, read_experiment
 from steppe.specs.loading.validation import Origins
 
 ALL_AGENTS = ["ppo", "trpo", "dqn", "ddpg", "naf", "pqn", "random", "constant"]
@@ -20,10 +19,9 @@ NOTHING_ASKED = {
 
 
 @pytest.mark.parametrize("agent", ALL_AGENTS)
-def test_what_asks_for_nothing_is_dropped_with_one_notice(checked, agent):
-    given = checked(agent, **NOTHING_ASKED)
-    assert given == checked(agent)
-    (notice,) = given.notices
+def test_what_asks_for_nothing_is_dropped_with_one_notice(checked, notices_of, agent):
+    assert checked(agent, **NOTHING_ASKED) == checked(agent)
+    (notice,) = notices_of(agent, **NOTHING_ASKED)
     assert notice == (
         "execution, saver and summarizer of the agent have no effect; the experiment's run_mode, "
         'saver_frequency ("600s") and summary_frequency ("120s") say this'
@@ -43,15 +41,15 @@ def test_what_asks_for_nothing_is_dropped_with_one_notice(checked, agent):
     ],
 )
 @pytest.mark.parametrize("agent", ALL_AGENTS)
-def test_a_word_without_effect_is_told(checked, agent, word, value):
-    (notice,) = checked(agent, **{word: value}).notices
+def test_a_word_without_effect_is_told(notices_of, agent, word, value):
+    (notice,) = notices_of(agent, **{word: value})
     assert notice.startswith(f"{word} of the agent has no effect")
 
 
 @pytest.mark.parametrize("agent", ALL_AGENTS)
-def test_settings_of_today_need_no_notice(checked, agent):
-    assert checked(agent).notices == ()
-    assert checked(agent, states_preprocessing=["flatten"]).notices == ()
+def test_settings_of_today_need_no_notice(notices_of, agent):
+    assert notices_of(agent) == ()
+    assert notices_of(agent, states_preprocessing=["flatten"]) == ()
 
 
 @pytest.mark.parametrize(
@@ -71,21 +69,21 @@ def test_settings_of_today_need_no_notice(checked, agent):
         ("ppo", {"memory": {"type": "latest", "capacity": 9}}, "memory.capacity has no effect without update_mode"),
     ],
 )
-def test_what_means_something_else_here_is_told(checked, agent, settings, beginning):
-    (notice,) = checked(agent, **settings).notices
+def test_what_means_something_else_here_is_told(notices_of, agent, settings, beginning):
+    (notice,) = notices_of(agent, **settings)
     assert notice.startswith(beginning)
 
 
 def experiment(agent, **fields):
-    return ExperimentSpec.model_validate({"name": "a", "environment": "CartPole-v1", "agent": agent, **fields})
+    return read_experiment({"name": "a", "environment": "CartPole-v1", "agent": agent, **fields})
 
 
 def test_notices_of_an_experiment_know_its_network_and_its_environments():
     spec = experiment({"type": "ppo", "rollout_timesteps": 64, "scope": "ppo"})
-    first, second = agents.notices(spec, num_envs=5)
-    assert first == "scope of the agent has no effect"
-    assert second == "rollout_timesteps 64 is rounded up to 65, a multiple of num_envs 5"
-    assert agents.notices(spec, num_envs=4) == [first]
+    assert spec.notices == ("scope of the agent has no effect",)
+    (notice,) = agents.notices(spec, num_envs=5)
+    assert notice == "rollout_timesteps 64 is rounded up to 65, a multiple of num_envs 5"
+    assert agents.notices(spec, num_envs=4) == []
     spec = experiment("random", network=[{"type": "dense", "size": 4}])
     assert agents.notices(spec, num_envs=4) == ['the network has no effect: agent "random" does not learn']
 
@@ -121,16 +119,14 @@ def test_notices_of_an_experiment_know_its_network_and_its_environments():
     ],
 )
 def test_a_mistake_in_an_old_word_is_found_where_it_was_written(agent, settings, place):
-    spec = AgentSpec.model_validate({"type": agent, **settings})
-    spec.written_in(Origins("old.json"))
     with pytest.raises(SpecError, match=f" in old.json at {place}".replace(".", r"\.")):
-        spec.settings_as(agents.settings_class(agent))
+        read_agent({"type": agent, **settings}, "old.json").settings_as(agents.settings_class(agent))
 
 
 def test_a_mistake_in_an_override_is_found_there():
-    spec = AgentSpec.model_validate({"type": "ppo", "likelihood_ratio_clipping": "big"})
     part = ("likelihood_ratio_clipping",)
-    spec.written_in(Origins("--agent").with_part(part, "--set", "agent.likelihood_ratio_clipping"))
+    origins = Origins("--agent").with_part(part, "--set", "agent.likelihood_ratio_clipping")
+    spec = read_agent({"type": "ppo", "likelihood_ratio_clipping": "big"}, origins)
     with pytest.raises(
         SpecError, match=r'^wrong value "big" in --set at agent\.likelihood_ratio_clipping; it must be a nu'
     ):
@@ -148,39 +144,34 @@ def test_a_mistake_in_an_override_is_found_there():
     ],
 )
 def test_an_agent_may_be_named_as_its_old_class(written, name):
-    assert AgentSpec.model_validate(written).type == name
+    assert read_agent(written).type == name
 
 
 @pytest.mark.parametrize("written", ["rainbow", "c51", "categorical_dqn_agent", "double_dqn", "reinforce", "acktr"])
 def test_names_that_others_use_are_explained(written):
     name = written.removesuffix("_agent")
     with pytest.raises(SpecError, match=f'^there is no agent "{name}" at type; .*(dqn|vpg|trpo)"'):
-        agents.settings_class(written)
+        agents.agent_class(read_agent(written))
 
 
 @pytest.mark.parametrize("written", ["acktr_agent", "ACKTRAgent", "tensorforce.agents.ACKTRAgent"])
 def test_acktr_of_an_old_file_is_trained_as_trpo_and_is_told(written):
     old = {"type": written, "update_mode": {"unit": "episodes", "batch_size": 20}, "learning_rate": 0.01}
-    spec = ExperimentSpec.model_validate({"name": "a", "environment": "CartPole-v1", "agent": old})
+    spec = read_experiment({"name": "a", "environment": "CartPole-v1", "agent": old})
     assert (spec.agent.type, spec.agent.is_for_tensorforce) == ("trpo", True)
     settings = spec.agent.settings_as(agents.settings_class("trpo"))
     assert (settings.learning_rate, settings.rollout_episodes, settings.cg_damping) == (0.01, 20, 0.001)
-    (notice,) = [each for each in agents.notices(spec, 1) if "acktr" in each]
+    (notice,) = [each for each in notices_for(spec) if "acktr" in each]
     assert notice.startswith('agent "acktr" of TensorForce is trained as "trpo"')
-    same = ExperimentSpec.model_validate(
-        {"name": "a", "environment": "CartPole-v1", "agent": old | {"type": "trpo_agent"}}
-    )
+    same = read_experiment({"name": "a", "environment": "CartPole-v1", "agent": old | {"type": "trpo_agent"}})
     assert spec.agent == same.agent
-    assert not [each for each in agents.notices(same, 1) if "acktr" in each]
+    assert not [each for each in notices_for(same) if "acktr" in each]
 
 
 @pytest.mark.parametrize("agent", ["ddpg", "ppo"])
 def test_batch_normalization_of_networks_in_the_agent_is_told(agent):
     layers = [{"type": "dense", "size": 8}, {"type": "tf_layer", "layer": "batch_normalization"}]
     own = {"critic_network": layers} if agent == "ddpg" else {"baseline": {"type": "custom", "network": layers}}
-    written = {"type": agent, **own}
-    spec = ExperimentSpec.model_validate(
-        {"name": "a", "environment": "Pendulum-v1", "agent": written, "network": layers}
-    )
-    assert len([each for each in notices_for(spec) if "layer_norm" in each]) == 1
-    assert [each for each in agents.notices(spec, 1) if "layer_norm" in each]
+    written = {"name": "a", "environment": "Pendulum-v1", "agent": {"type": agent, **own}}
+    for given in (written, written | {"network": layers}):
+        assert len([each for each in notices_for(read_experiment(given)) if "layer_norm" in each]) == 1

@@ -9,10 +9,10 @@ import pytest
 from steppe import agents, runners
 from steppe.agents._base import AgentContext
 from steppe.errors import SpecError
-from steppe.specs.experiment import ExperimentSpec, dump
-from steppe.specs.learning.agent import AgentSpec
-from steppe.specs.loading.validation import validate
+from steppe.spec_files import read_agent, read_experiment
+from steppe.specs.experiment import dump
 from steppe.specs.spaces import Box, Discrete
+from steppe.tensorforce import translate_agent
 
 REPLAY: dict[str, Any] = {
     "discount": 0.99,
@@ -74,7 +74,7 @@ FLAT: dict[str, dict[str, Any]] = {
 
 
 def read(given: dict[str, Any] | str) -> Any:
-    spec = validate(AgentSpec, given)
+    spec = read_agent(given)
     return spec.settings_as(agents.settings_class(spec.type))
 
 
@@ -97,11 +97,11 @@ def needed(name: str) -> dict[str, Any]:
 @pytest.mark.parametrize("ending", ["_agent", "Agent"])
 def test_an_old_agent_is_by_default_what_it_was_in_tensorforce(name: str, ending: str) -> None:
     written = f"{name}_agent" if ending == "_agent" else f"tensorforce.agents.{name}Agent"
-    given = validate(AgentSpec, {"type": written, **needed(name)})
+    given = read_agent({"type": written, **needed(name)})
     settings = given.settings_as(agents.settings_class(name))
     assert told(settings, LATEST[name]) == LATEST[name]
     # What a run writes down has the same defaults.
-    assert validate(AgentSpec, given.model_dump()).settings_as(agents.settings_class(name)) == settings
+    assert read_agent(given.model_dump()).settings_as(agents.settings_class(name)) == settings
 
 
 @pytest.mark.parametrize("name", FLAT)
@@ -112,12 +112,12 @@ def test_an_agent_of_a_flat_file_is_what_it_was_before_update_mode(name: str) ->
 
 @pytest.mark.parametrize("name", ["dqn", "ppo", "ddpg"])
 def test_an_agent_by_its_own_name_keeps_its_own_defaults(name: str) -> None:
-    spec = validate(AgentSpec, name)
+    spec = read_agent(name)
     assert spec.settings_as(agents.settings_class(name)) == agents.settings_class(name)()
     assert spec.model_dump() == {"type": name}
     # One word of TensorForce is another name of a setting, and no more.
     other = {"dqn": {"huber_loss": 1.0}, "ppo": {"entropy_regularization": 0.1}, "ddpg": {"update_mode": {}}}[name]
-    assert not validate(AgentSpec, {"type": name, **other}).is_for_tensorforce
+    assert not read_agent({"type": name, **other}).is_for_tensorforce
 
 
 def test_two_words_tell_a_file_for_tensorforce_without_its_ending() -> None:
@@ -145,9 +145,9 @@ def test_defaults_that_followed_from_other_settings_do_so_here() -> None:
 
 
 def test_a_memory_that_drew_whole_sequences_draws_at_random_and_says_so() -> None:
-    settings = read({"type": "dqn_agent", "memory": {"type": "replay", "capacity": 500, "random_sampling": False}})
-    assert settings.memory.capacity == 500
-    assert settings.notices == (
+    old = {"type": "dqn_agent", "memory": {"type": "replay", "capacity": 500, "random_sampling": False}}
+    assert read(old).memory.capacity == 500
+    assert translate_agent(old).notices == (
         "memory.random_sampling false has no effect: timesteps are drawn at random, one by one",
     )
 
@@ -169,9 +169,9 @@ def test_optimizers_are_by_default_what_they_were_there_also_inside_of_others() 
 
 
 def test_whoever_wants_steppes_defaults_for_an_old_file_can_say_so() -> None:
-    spec = validate(AgentSpec, {"type": "dqn_agent", "huber_loss": None, "defaults_of": "steppe"})
+    spec = read_agent({"type": "dqn_agent", "huber_loss": None, "defaults_of": "steppe"})
     assert spec.settings_as(agents.settings_class("dqn")) == agents.settings_class("dqn")(huber=False)
-    spec = validate(AgentSpec, {"type": "dqn", "defaults_of": "tensorforce"})
+    spec = read_agent({"type": "dqn", "defaults_of": "tensorforce"})
     assert spec.settings_as(agents.settings_class("dqn")).n_step == 1
 
 
@@ -184,19 +184,19 @@ def test_whoever_wants_steppes_defaults_for_an_old_file_can_say_so() -> None:
 )
 def test_other_defaults_are_refused(agent: dict[str, Any], words: str) -> None:
     with pytest.raises(SpecError, match=words):
-        validate(AgentSpec, agent)
+        read_agent(agent)
 
 
 def test_one_notice_says_whose_defaults_hold_also_of_a_run_that_is_read_again() -> None:
     agent = {"type": "ppo_agent", "update_mode": {"unit": "timesteps", "batch_size": 64}}
-    spec = validate(ExperimentSpec, {"name": "a", "environment": "ALE/Pong-v5", "agent": agent})
-    again = validate(ExperimentSpec, dump(spec))
+    spec = read_experiment({"name": "a", "environment": "ALE/Pong-v5", "agent": agent})
+    again = read_experiment(dump(spec))
     for each in (spec, again):
         (notice,) = [notice for notice in agents.notices(each, 8) if "TensorForce" in notice]
         assert "defaults_of" in notice
         # Defaults for Atari are Steppe's.
         assert each.agent.settings_as(agents.settings_class("ppo")).learning_rate == 0.001
-    assert not agents.notices(validate(ExperimentSpec, {"name": "a", "environment": "ALE/Pong-v5", "agent": "ppo"}), 8)
+    assert not agents.notices(read_experiment({"name": "a", "environment": "ALE/Pong-v5", "agent": "ppo"}), 8)
 
 
 ACTIONS = {"ddpg": Box((1,), (-1.0,), (1.0,)), "naf": Box((1,), (-1.0,), (1.0,))}
@@ -206,13 +206,13 @@ ACTIONS = {"ddpg": Box((1,), (-1.0,), (1.0,)), "naf": Box((1,), (-1.0,), (1.0,))
 def test_every_old_agent_can_be_made(name: str) -> None:
     observation = Box((4,), (-1.0,) * 4, (1.0,) * 4)
     context = AgentContext(observation, ACTIONS.get(name, Discrete(2)), num_envs=1)
-    assert agents.make(validate(AgentSpec, f"{name}_agent"), context).type == name
+    assert agents.make(read_agent(f"{name}_agent"), context).type == name
 
 
 def test_whole_episodes_come_from_one_environment_so_that_old_networks_may_remember() -> None:
     lstm = [{"type": "dense", "size": 4}, {"type": "internal_lstm", "size": 4}]
     given = {"name": "a", "environment": "CartPole-v1", "agent": {"type": "vpg_agent"}, "network": lstm}
-    runners.check(validate(ExperimentSpec, given))
-    assert validate(AgentSpec, "ppo_agent").defaults.num_envs == 1
+    runners.check(read_experiment(given))
+    assert read_agent("ppo_agent").defaults.num_envs == 1
     by_timesteps = {"type": "ppo_agent", "update_mode": {"unit": "timesteps", "batch_size": 64}}
-    assert validate(AgentSpec, by_timesteps).defaults.num_envs is None
+    assert read_agent(by_timesteps).defaults.num_envs is None

@@ -16,8 +16,8 @@ import steppe.experiments
 from steppe import agents
 from steppe.cli.catalogue import full_schema
 from steppe.errors import SteppeError
+from steppe.spec_files import load_experiment
 from steppe.specs.describing.json_schema import KINDS
-from steppe.specs.experiment import load_experiment
 from steppe.specs.serving import load_graph
 
 TEMPLATES = Path(steppe.experiments.__file__).parent / "templates"

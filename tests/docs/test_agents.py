@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from steppe import agents
-from steppe.specs.experiment import ExperimentSpec
-from steppe.specs.learning.agent import AgentSpec
+from steppe.spec_files import read_agent, read_experiment
 
 PAGE = (Path(__file__).parents[2] / "docs" / "agents.md").read_text(encoding="utf-8")
 EXAMPLES = [json.loads(text) for text in re.findall(r"^```json\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTALL)]
@@ -24,9 +23,9 @@ def test_the_table_lists_every_agent() -> None:
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: str(list(example)))
 def test_examples_are_valid(example: dict[str, Any]) -> None:
-    spec = AgentSpec.model_validate(example) if "type" in example else None
+    spec = read_agent(example) if "type" in example else None
     if spec is None:
-        spec = ExperimentSpec.model_validate({"name": "x", **example}).agent
+        spec = read_experiment({"name": "x", **example}).agent
     assert isinstance(spec.settings_as(agents.agent_class(spec).Settings), agents.agent_class(spec).Settings)
 
 
@@ -54,4 +53,4 @@ def test_tensorforces_settings_translate_as_the_page_says(name: str) -> None:
     agent, value, today = TENSORFORCE_NAMES[name]
     settings = agents.settings_class(agent)
     assert name in PAGE
-    assert settings.model_validate({name: value}) == settings.model_validate(today)
+    assert read_agent({"type": agent, name: value}).settings_as(settings) == settings.model_validate(today)

@@ -15,6 +15,7 @@ from steppe.envs.checks.environment import check_environment
 from steppe.envs.episode_recording import record_episode
 from steppe.envs.gymnasium.vector import GymnasiumEnvs
 from steppe.errors import EnvironmentFault, MissingExtra, UserError
+from steppe.spec_files import read_environment
 from steppe.specs.environment import EnvironmentSpec
 from steppe.specs.spaces import Box
 
@@ -23,7 +24,7 @@ def test_mujoco_steps_as_gymnasium_does_and_leaves_no_file(tmp_path: Path, monke
     pytest.importorskip("mujoco", reason="the extra mujoco is not installed")
     monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(0)
-    with GymnasiumEnvs(EnvironmentSpec(id="HalfCheetah-v2"), 2, max_timesteps_per_episode=20) as envs:
+    with GymnasiumEnvs(read_environment("HalfCheetah-v2"), 2, max_timesteps_per_episode=20) as envs:
         assert envs.observation_space.shape == (17,)
         assert isinstance(envs.action_space, Box)
         original = [gymnasium.make("HalfCheetah-v5", max_episode_steps=20) for _ in range(2)]
@@ -46,7 +47,7 @@ def test_mujoco_steps_as_gymnasium_does_and_leaves_no_file(tmp_path: Path, monke
 def test_box2d_runs(id: str, shape: tuple[int, ...]) -> None:
     if not _is_installed("Box2D"):
         pytest.skip("the extra box2d is not installed")
-    with GymnasiumEnvs(EnvironmentSpec(id=id), 2) as envs:
+    with GymnasiumEnvs(read_environment(id), 2) as envs:
         assert envs.observation_space.shape == shape
         envs.reset(0)
         for _ in range(20):

@@ -49,7 +49,7 @@ def test_a_resume_writes_them_anew_and_pays_no_attention_to_what_was_there(folde
 
 
 def test_a_copy_of_the_file_is_an_experiment_like_the_first(folder: RunFolder, trainer: Any, tmp_path: Any) -> None:
-    from steppe.specs.experiment import load_experiment
+    from steppe.spec_files import load_experiment
 
     run(folder, trainer=telling(trainer(), {"agent": {"horizon": 1}, "given": ["agent.horizon"]}))
     copy = tmp_path / "copied.json"

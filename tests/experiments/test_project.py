@@ -15,9 +15,10 @@ from steppe.experiments.project import find_experiment, init_project, open_proje
 from steppe.experiments.run_folder.store import Store
 from steppe.policies.policy import load_policy
 from steppe.runners.setup import make_engine
+from steppe.spec_files import load_experiment, read_environment
 from steppe.specs.describing.field_rows import members
 from steppe.specs.environment import EnvironmentSpec
-from steppe.specs.experiment import ExperimentSpec, load_experiment
+from steppe.specs.experiment import ExperimentSpec
 from steppe.specs.learning.agent import AgentSpec
 from steppe.specs.learning.network import Layer, NetworkSpec
 from steppe.specs.running.cluster import ClusterSpec
@@ -172,7 +173,7 @@ def test_the_example_of_the_old_manual_learns_from_frames_of_the_game(tmp_path: 
     init_project(tmp_path)
     sooner = ["agent.memory.capacity=256", "agent.update_mode.first_update=64", "total_timesteps=84"]
     spec = load_experiment("space_invaders_dqn", {}, [*sooner, "video=false"], tmp_path)
-    assert any("ALE/SpaceInvaders-v5" in notice for notice in spec.environment.notices)
+    assert any("ALE/SpaceInvaders-v5" in notice for notice in spec.notices)
     folder = tmp_path / "run"
     folder.mkdir()
     outcome = runners.run(spec, folder, resume=False, request=lambda: None, on_progress=lambda progress: None)
@@ -186,7 +187,7 @@ def test_the_example_of_the_old_manual_learns_from_frames_of_the_game(tmp_path: 
 
 @pytest.mark.parametrize("path", [path for path in TEMPLATES if path.parts[0] == "environments"], ids=str)
 def test_every_shipped_environment_can_be_made(path: Path) -> None:
-    environment = EnvironmentSpec.model_validate(json.loads(TEMPLATES[path]))
+    environment = read_environment(json.loads(TEMPLATES[path]))
     if environment.id in CONNECTIONS:
         pytest.skip("it needs a server")
     skip_without_its_package(environment.id)

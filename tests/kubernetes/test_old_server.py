@@ -12,7 +12,7 @@ from kube_testbed import Testbed
 from steppe.files.bundles import Packed
 from steppe.platforms.kubernetes.agreement import TOKEN_KEYS
 from steppe.platforms.kubernetes.manifests.rendering import ManifestPlan, reader, render
-from steppe.specs.experiment import load_experiment
+from steppe.spec_files import load_experiment
 
 PODS: dict[str, Any] = {
     "tolerations": [{"key": "spot", "operator": "Exists"}],

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from steppe.records.settings import groups_of, knows_defaults
-from steppe.specs.experiment import load_experiment
+from steppe.spec_files import load_experiment
 
 
 def noted(**fields: Any) -> dict[str, Any]:

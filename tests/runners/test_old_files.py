@@ -14,8 +14,7 @@ import pytest
 
 from steppe import runners
 from steppe.errors import SteppeError
-from steppe.specs.experiment import ExperimentSpec, load_experiment
-from steppe.specs.loading.validation import validate
+from steppe.spec_files import load_experiment, read_experiment
 
 GYM = "tensorforce.contrib.openai_gym.OpenAIGym"
 UNREAL = "tensorforce.contrib.unreal_engine.UE4Environment"
@@ -380,10 +379,10 @@ def test_an_old_agent_or_network_is_built_or_refused_for_its_reason(name: str) -
     file = FILES[name]
     fields = {"name": "old", "environment": file.environment, "agent": file.agent, "network": file.network}
     if file.refused is None:
-        runners.check(validate(ExperimentSpec, fields))
+        runners.check(read_experiment(fields))
     else:
         with pytest.raises(SteppeError, match=re.escape(file.refused)):
-            runners.check(validate(ExperimentSpec, fields))
+            runners.check(read_experiment(fields))
 
 
 @pytest.mark.parametrize("name", OF_PROJECTS)

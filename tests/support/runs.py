@@ -7,7 +7,8 @@ from pathlib import Path
 from steppe import runners
 from steppe.policies.policy import load_policy
 from steppe.runners._base import RunOutcome
-from steppe.specs.experiment import ExperimentSpec, load_experiment
+from steppe.spec_files import load_experiment
+from steppe.specs.experiment import ExperimentSpec
 
 TINY_PPO = {"type": "ppo", "horizon": 16, "minibatches": 2, "epochs": 2}
 TINY_VPG = {"type": "vpg", "horizon": 8}

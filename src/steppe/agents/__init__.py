@@ -9,7 +9,6 @@ from steppe.errors import SpecError
 from steppe.specs.describing.docstrings import sentence_of_class
 from steppe.specs.learning.agent import AgentSpec
 from steppe.specs.loading.validation import unknown_word
-from steppe.tensorforce.defaults import NOTICE
 
 if TYPE_CHECKING:
     from steppe.agents._base import Agent, AgentContext
@@ -83,7 +82,7 @@ def notices(spec: ExperimentSpec, num_envs: int) -> list[str]:
     """What a user should know of how the agent of an experiment with so many environments was understood."""
     algorithm = agent_class(spec.agent)
     settings = spec.agent.settings_as(algorithm.Settings)
-    found = [*spec.agent.notices, *([NOTICE] if spec.agent.is_for_tensorforce else []), *settings.notices]
+    found = [*spec.agent.notices, *settings.notices]
     if spec.network is not None and algorithm.experience == "none":
         found.append(f'the network has no effect: agent "{spec.agent.type}" does not learn')
     timesteps = getattr(settings, "rollout_timesteps", None)

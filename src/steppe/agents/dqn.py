@@ -6,7 +6,7 @@ double (arXiv:1509.06461), dueling (arXiv:1511.06581), n-step returns, prioritis
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,7 @@ from steppe.agents._base import (
     Transitions,
     normalizer_tensors,
 )
-from steppe.agents.core.off_policy import MemorySettings, OffPolicy, OffPolicySettings
+from steppe.agents.core.off_policy import OffPolicy, OffPolicySettings
 from steppe.agents.core.q_network import QNetwork, anneals_to_default
 from steppe.errors import SpecError, UserError
 from steppe.networks import Network
@@ -32,7 +32,6 @@ from steppe.specs._base import Count, Flag, Positive, Unit
 from steppe.specs.learning.exploration import EpsilonAnneal, RandomActions
 from steppe.specs.learning.network import NetworkSpec
 from steppe.specs.spaces import Discrete, MultiDiscrete, Space
-from steppe.tensorforce import FROM_EPISODES
 
 
 class DQNSettings(OffPolicySettings):
@@ -268,8 +267,6 @@ class NStepDQNSettings(DQNSettings):
 
     n_step: Count = 5
     """How many rewards are summed before the target network's estimate."""
-    memory: Annotated[MemorySettings, FROM_EPISODES] = MemorySettings()
-    """The replay memory."""
 
 
 class NStepDQN(DQN):

@@ -177,10 +177,11 @@ def full_schema(kind: str) -> dict[str, Any]:
     """The JSON Schema of one kind of file, with every agent's settings."""
     from steppe import agents
     from steppe.specs.describing.json_schema import schema_of
+    from steppe.tensorforce.vocabulary import OldSpellings
 
     # Only for these two: an agent's settings come with its module, and that with JAX.
     names = agents.names() if kind in ("agent", "experiment") else []
-    return schema_of(kind, {name: agents.settings_class(name) for name in names})
+    return schema_of(kind, {name: agents.settings_class(name) for name in names}, OldSpellings())
 
 
 def agent_sentence(name: str) -> str:
@@ -198,12 +199,11 @@ def _environment(name: str, as_json: bool) -> None:
     """One environment's settings."""
     from steppe.display.console import console, print_json, table
     from steppe.envs import registry
-    from steppe.specs.environment import EnvironmentSpec
-    from steppe.specs.loading.validation import validate
+    from steppe.spec_files import read_environment
     from steppe.specs.running.connections import CONNECTIONS
 
     # Theirs are required, and are just what is asked for.
-    spec = validate(EnvironmentSpec, name) if name not in CONNECTIONS else None
+    spec = read_environment(name) if name not in CONNECTIONS else None
     id, notices = (spec.id, spec.notices) if spec is not None else (name, ())
     settings = registry.settings_of(id)
     if as_json:

@@ -126,10 +126,9 @@ def check(
 
 def _spec(name: str, vectorization: str | None, sets: list[str]) -> EnvironmentSpec:
     from steppe.cli.starting.running import say
-    from steppe.specs.environment import EnvironmentSpec
+    from steppe.spec_files import read_environment
     from steppe.specs.loading.files import folders_for, locate_config, read_spec_file, shown_path
     from steppe.specs.loading.overrides import apply_overrides
-    from steppe.specs.loading.validation import validate
 
     path = locate_config(name, folders_for("environment", Path.cwd()))
     data: Any = {"id": name} if path is None else read_spec_file(path)
@@ -139,7 +138,7 @@ def _spec(name: str, vectorization: str | None, sets: list[str]) -> EnvironmentS
             data["settings"] = apply_overrides(data.get("settings", {}), sets)
         if vectorization is not None:
             data["vectorization"] = vectorization
-    spec = validate(EnvironmentSpec, data, source=source)
+    spec = read_environment(data, source)
     for notice in spec.notices:
         say([notice])
     return spec

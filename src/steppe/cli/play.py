@@ -166,13 +166,12 @@ def given_token(token: str | None, file: Path | None) -> str | None:
 
 def _environment(name: str, allowed: AllowedModules) -> EnvironmentSpec:
     from steppe.cli.starting.running import say
-    from steppe.specs.environment import EnvironmentSpec
+    from steppe.spec_files import read_environment
     from steppe.specs.loading.files import folders_for, locate_config, read_spec_file, shown_path
-    from steppe.specs.loading.validation import validate
 
     path = locate_config(name, folders_for("environment", Path.cwd()))
     data = {"id": name} if path is None else read_spec_file(path)
-    spec = validate(EnvironmentSpec, data, source="" if path is None else shown_path(path))
+    spec = read_environment(data, "" if path is None else shown_path(path))
     allowed.check_environment(spec, f'"{name}"')
     say(list(spec.notices))
     return spec
@@ -183,8 +182,7 @@ def _its_own(protocol: str, access: EndpointAccess, patience: float) -> Environm
     from steppe.display.play_progress import PlayDisplay
     from steppe.errors import UserError
     from steppe.serve.play.remote_play import describe
-    from steppe.specs.environment import EnvironmentSpec
-    from steppe.specs.loading.validation import validate
+    from steppe.spec_files import read_environment
 
     described = describe(protocol, access, patience, PlayDisplay("").announce)
     name = described.environment
@@ -196,7 +194,7 @@ def _its_own(protocol: str, access: EndpointAccess, patience: float) -> Environm
             f'{access.url} was trained in "{name[:100]}", which is not started just because an endpoint says so; give '
             "it by --environment"
         )
-    return validate(EnvironmentSpec, {"id": name}, source=f"the metadata of {access.url}")
+    return read_environment({"id": name}, f"the metadata of {access.url}")
 
 
 def _interrupted() -> int:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from steppe.spec_files import read_cluster
 from steppe.specs.loading.files import find_config, read_spec_file, shown_path
 from steppe.specs.loading.overrides import parse_override, put
-from steppe.specs.loading.validation import Origins, join_path, validate
+from steppe.specs.loading.validation import Origins, join_path
 from steppe.specs.running.cluster import ClusterSpec
 
 
@@ -19,7 +20,7 @@ def load(file: str | Path | None, fields: dict[str, Any], sets: list[str], start
         path = find_config(file, "cluster", start)
         data, origins = read_spec_file(path), Origins(shown_path(path))
         if not isinstance(data, dict):
-            return validate(ClusterSpec, data, source=origins)
+            return read_cluster(data, origins)
     given = {key: value for key, value in fields.items() if value is not None}
     if "machine_type" in given:
         data = {key: value for key, value in data.items() if key not in ("cpus_per_node", "memory_per_node")}
@@ -32,4 +33,4 @@ def load(file: str | Path | None, fields: dict[str, Any], sets: list[str], start
         steps, value = parse_override(text)
         written = put(data, steps, value, text)
         origins = origins.with_part(written, "--set", join_path("", written))
-    return validate(ClusterSpec, data, source=origins)
+    return read_cluster(data, origins)

@@ -307,7 +307,7 @@ class Experiment:
 
 def load(file: str | Path | None, fields: dict[str, Any], start: Path) -> ExperimentSpec:
     """A spec from a file and fields; without a name it gets one with its folder."""
-    from steppe.specs.experiment import load_experiment
+    from steppe.spec_files import load_experiment
 
     named = fields if fields.get("name") else fields | {"name": lifecycle.WITHOUT_NAME}
     return load_experiment(file, named, [], start, options=False)

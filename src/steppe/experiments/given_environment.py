@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
+from steppe.errors import SpecError
 from steppe.specs.environment import IN_PROCESS
 
 if TYPE_CHECKING:
@@ -63,12 +64,12 @@ def _named_wrapper(wrapper: Any) -> Any:
 
 def is_same(environment: Any, before: EnvironmentSpec) -> bool:
     """Whether an environment as a file describes it equals `before`."""
-    from steppe.specs.environment import EnvironmentSpec
+    from steppe.spec_files import read_environment
 
     if not isinstance(environment, dict):
         return False
-    with contextlib.suppress(ValidationError):  # reported when the fields are read
-        return EnvironmentSpec.model_validate(environment).model_dump() == before.model_dump()
+    with contextlib.suppress(SpecError):  # reported when the fields are read
+        return read_environment(environment).model_dump() == before.model_dump()
     return False
 
 

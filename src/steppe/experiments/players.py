@@ -10,8 +10,8 @@ from steppe.experiments.project import find_experiment, let_allowed_modules_impo
 from steppe.experiments.run_folder.store import RunFolder
 from steppe.files.run_files import BEST_FOLDER, LAST_FOLDER, POLICY_FOLDER
 from steppe.policies.policy_folder import TENSORS_FILE
+from steppe.spec_files import read_environment
 from steppe.specs.allowed_modules import AllowedModules, named_by, named_in
-from steppe.specs.environment import EnvironmentSpec
 
 if TYPE_CHECKING:
     from steppe.policies.policy import Policy
@@ -52,7 +52,7 @@ def in_environment(
     environment: str | dict[str, Any], allowed: AllowedModules, spec: ExperimentSpec | None = None
 ) -> ExperimentSpec:
     """The experiment with another environment; without `spec` an experiment with nothing but that environment."""
-    from steppe.specs.experiment import load_experiment
+    from steppe.spec_files import load_experiment
 
     if not environment:
         raise UserError("this policy does not say where it was trained; give an --environment")
@@ -65,7 +65,7 @@ def in_environment(
 def named_as_environment(environment: str | dict[str, Any] | None) -> AllowedModules:
     """The modules that a caller names by giving this environment."""
     if isinstance(environment, dict):
-        return named_by(EnvironmentSpec.model_validate(environment))
+        return named_by(read_environment(environment))
     return named_in(environment)
 
 

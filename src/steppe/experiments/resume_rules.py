@@ -58,7 +58,7 @@ def changed(
     folder: RunFolder, before: ExperimentSpec, fields: dict[str, Any], sets: list[str], resume: bool
 ) -> ExperimentSpec:
     """The experiment with changed fields; a UserError if a field cannot change."""
-    from steppe.specs.experiment import load_experiment
+    from steppe.spec_files import load_experiment
     from steppe.specs.loading.overrides import parse_override
 
     changeable = _changeable(before)

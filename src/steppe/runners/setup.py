@@ -42,8 +42,6 @@ def notices_for(spec: ExperimentSpec) -> list[str]:
     notices = [
         *spec.notices,
         *_unused_cluster(spec),
-        *spec.environment.notices,
-        *(spec.network.notices if spec.network is not None else ()),
         *agents.notices(spec, num_envs_of(spec)),
         *ignored_fields(spec),
     ]

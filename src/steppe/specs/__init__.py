@@ -1,7 +1,7 @@
 """The typed words of the spec files; light to import: neither NumPy nor JAX nor gymnasium."""
 
 from steppe.specs.environment import EnvironmentSpec
-from steppe.specs.experiment import EvaluationSpec, ExperimentSpec, dump, load_experiment, valid_name
+from steppe.specs.experiment import EvaluationSpec, ExperimentSpec, dump, valid_name
 from steppe.specs.learning.agent import AgentSpec
 from steppe.specs.learning.network import NetworkSpec
 from steppe.specs.loading.files import find_config, find_project, read_spec_file
@@ -20,7 +20,6 @@ __all__ = [
     "dump",
     "find_config",
     "find_project",
-    "load_experiment",
     "read_spec_file",
     "unknown_word",
     "valid_name",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Generic, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, RootModel
@@ -41,6 +42,13 @@ class ListSpec(RootModel[T], Generic[T]):
     """A list that is a spec: built with what it is a part of, as other specs are."""
 
     model_config = ConfigDict(defer_build=True)
+
+
+@dataclass(frozen=True)
+class Notices:
+    """Sentences for the user on how a file was understood; all are equal, since they are no part of a spec's value."""
+
+    sentences: tuple[str, ...] = field(default=(), compare=False)
 
 
 class Settings(Spec):

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, ModelWrapValidatorHandler, PrivateAttr, model_validator
+from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 
-from steppe.specs._base import Flag, Spec
+from steppe.specs._base import Flag, Notices, Spec
 from steppe.specs.running.connections import check_connection, gathered
-from steppe.tensorforce.environment_names import Notices, in_present_words
 
 IN_PROCESS = "in-process:"
 """How the ids of environments begin that are objects of the process that trains, such as a class of a notebook."""
@@ -51,18 +50,34 @@ class EnvironmentSpec(Spec):
 
     @property
     def notices(self) -> tuple[str, ...]:
-        """What a user should know of how the file was understood; no part of the value."""
+        """Sentences for the user on how the file was understood; no part of the value."""
         return self._notices.sentences
 
-    @model_validator(mode="wrap")
+    def with_notices(self, sentences: tuple[str, ...]) -> EnvironmentSpec:
+        """The same environment, which remembers these sentences."""
+        self._notices = Notices(sentences)
+        return self
+
+    @model_validator(mode="before")
     @classmethod
-    def _understand_spellings(cls, data: Any, handler: ModelWrapValidatorHandler[EnvironmentSpec]) -> EnvironmentSpec:
-        if isinstance(data, str):
-            data = {"id": data}
+    def _understand_spellings(cls, data: Any) -> Any:
+        data = {"id": data} if isinstance(data, str) else data
         if not isinstance(data, dict):
-            return handler(data)
-        present, notices = in_present_words(data)
-        spec = handler(gathered(present, cls.model_fields))
-        check_connection(spec)
-        spec._notices = Notices(notices)
-        return spec
+            return data
+        if "id" not in data and (name := "gym_id" if "gym_id" in data else "type") in data:
+            data = {"id": data[name]} | {key: data[key] for key in data if key not in ("gym_id", "type")}
+        if data.get("wrappers"):
+            if data.get("backend") == "compiled":
+                raise ValueError('wrappers go around gymnasium\'s original; leave out "backend": "compiled"')
+            data = data | {"backend": "gymnasium"}
+        if data.get("backend") == "compiled" and data.get("vectorization", "auto") != "auto":
+            raise ValueError(
+                "vectorization says how gymnasium's original is stepped; leave it out, or leave out "
+                '"backend": "compiled"'
+            )
+        return gathered(data, cls.model_fields)
+
+    @model_validator(mode="after")
+    def _has_a_valid_connection(self) -> EnvironmentSpec:
+        check_connection(self)
+        return self

@@ -2,41 +2,25 @@
 
 from __future__ import annotations
 
-import copy
 import re
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, ModelWrapValidatorHandler, PrivateAttr, model_validator
+from pydantic import AfterValidator, PrivateAttr, model_validator
 
 from steppe.errors import SpecError
-from steppe.specs._base import Count, Flag, Natural, Number, Positive, Spec
+from steppe.specs._base import Count, Flag, Natural, Notices, Number, Positive, Spec
 from steppe.specs.environment import EnvironmentSpec
 from steppe.specs.learning.agent import AgentSpec
 from steppe.specs.learning.defaults_by_kind import defaults_for, kind_of
 from steppe.specs.learning.network import NetworkSpec
-from steppe.specs.loading.files import EFFECTIVE, check_plain, find_config, read_spec_file, shown_path
-from steppe.specs.loading.inlining import MEANT_BY_TEXT, inline
-from steppe.specs.loading.overrides import parse_override, put
-from steppe.specs.loading.validation import Origins, join_path, validate
 from steppe.specs.running.asynchronous import AsyncSpec
 from steppe.specs.running.cluster import ClusterSpec
 from steppe.specs.running.distributed import DistributedSpec, RaySpec
 from steppe.specs.running.frequency import Frequency
 from steppe.specs.running.kubernetes import KubernetesSpec
-from steppe.tensorforce import client_files
-from steppe.tensorforce.environment_names import Notices
 
 DEFAULT_LIMITS = (10_000, 1_000_000)
 """How many episodes and timesteps an experiment runs that names neither."""
-DEFAULT_AGENT = "ppo"
-"""What learns in an experiment that names no agent."""
-SWITCHED_OFF_BY_NONE = ("final_evaluation",)
-"""Fields for which None means null instead of not given."""
-OLD_FIELDS = {"timesteps": "total_timesteps", "max_episode_timesteps": "max_timesteps_per_episode"}
-"""Names of fields in old files and in TensorForce's runner -> today's."""
-_OPTIONS = {"name": "-n/--name", "environment": "-E/--environment"}
-"""What gives the fields that a file may leave out, for `steppe train` and `steppe experiment new`."""
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 _NAME_RULE = (
     'a name is made of letters, digits, ".", "_" and "-", does not start with "." or "-", '
@@ -53,12 +37,13 @@ def valid_name(name: str) -> str:
 
 
 def _checked_name(name: str) -> str:
-    if not _is_name(name):
+    if not is_name(name):
         raise ValueError(_NAME_RULE)
     return name
 
 
-def _is_name(text: str) -> bool:
+def is_name(text: str) -> bool:
+    """Whether an experiment may have this name."""
     return _NAME.fullmatch(text) is not None and ".." not in text
 
 
@@ -167,19 +152,13 @@ class ExperimentSpec(Spec):
 
     @property
     def notices(self) -> tuple[str, ...]:
-        """What a user should know of how the file was understood; no part of the value."""
+        """Sentences for the user on how the file was understood; no part of the value."""
         return self._notices.sentences
 
-    @model_validator(mode="wrap")
-    @classmethod
-    def _understand_old_words(cls, data: Any, handler: ModelWrapValidatorHandler[ExperimentSpec]) -> ExperimentSpec:
-        notices: tuple[str, ...] = ()
-        if client_files.is_old(data):
-            data, notices = client_files.in_present_words(data)
-        spec = handler(_in_present_words(data))
-        if notices:
-            spec._notices = Notices(notices)
-        return spec
+    def with_notices(self, sentences: tuple[str, ...]) -> ExperimentSpec:
+        """The same experiment, which remembers these sentences."""
+        self._notices = Notices(sentences)
+        return self
 
     @model_validator(mode="after")
     def _has_the_defaults_of_its_kind(self) -> ExperimentSpec:
@@ -227,70 +206,6 @@ class ExperimentSpec(Spec):
         return self.episodes, self.total_timesteps
 
 
-def load_experiment(
-    file: str | Path | None, overrides: dict[str, Any], sets: list[str], start: Path, *, options: bool = True
-) -> ExperimentSpec:
-    """The experiment in `file`, then `overrides` (None is not given), then each `path=value` of `sets`.
-
-    Sub-specs given by name are looked up and inlined, and without an agent it is DEFAULT_AGENT. `options` says whether
-    errors speak of command-line options, such as `--episodes`.
-    """
-    data: dict[str, Any] = {}
-    origins = Origins()
-    given = {
-        key: copy.deepcopy(value)
-        for key, value in overrides.items()
-        if value is not None or key in SWITCHED_OFF_BY_NONE
-    }
-    if file is not None:
-        path = find_config(file, "experiment", start)
-        data, origins = _read(path)
-        # What is overridden anyway need not be found.
-        data = {key: value for key, value in data.items() if key not in given}
-        data, origins = inline(data, origins, path.parent, path)
-    for key, value in given.items():
-        data[key] = value
-        place = (f"--{key.replace('_', '-')}", "") if options else ("", key)
-        origins = origins.with_part((key,), *place)
-        if options and key in MEANT_BY_TEXT and isinstance(value, str):
-            origins = origins.with_part((key, MEANT_BY_TEXT[key]), *place)
-    if data.get("agent") is None:
-        data["agent"] = DEFAULT_AGENT
-    data, origins = inline(data, origins, start)
-    for text in sets:
-        steps, value = parse_override(text)
-        written = put(data, steps, value, text)
-        origins = origins.with_part(written, "--set", join_path("", written))
-        data, origins = inline(data, origins, start)
-    spec = validate(ExperimentSpec, data, source=origins, options=_OPTIONS if options else None)
-    # Both take whatever the environment or the agent takes, so the model cannot tell what JSON would lose.
-    rule = "it must be something that JSON can hold"
-    check_plain(spec.environment.settings, origins.below("environment", "settings"), rule=rule)
-    check_plain(spec.agent.settings, origins.below("agent"), rule=rule)
-    spec.agent.written_in(origins.below("agent"))
-    return spec
-
-
 def dump(spec: ExperimentSpec) -> dict[str, Any]:
     """The full spec with every sub-spec inlined, ready for JSON; loading it gives the same spec."""
     return spec.model_dump(mode="json")
-
-
-def _read(path: Path) -> tuple[dict[str, Any], Origins]:
-    """(data, where it was written); a file that gives no name gives its own."""
-    data, origins = read_spec_file(path), Origins(shown_path(path))
-    if not isinstance(data, dict):
-        validate(ExperimentSpec, data, source=origins)
-    name = {"name": path.stem} if _is_name(path.stem) else {}
-    return name | _in_present_words(data), origins
-
-
-def _in_present_words(data: Any) -> Any:
-    """An old tfcli file says `"type": "experiment"`, and some fields had other names; what a run noted is no field."""
-    if not isinstance(data, dict):
-        return data
-    data = {key: value for key, value in data.items() if (key, value) != ("type", "experiment") and key != EFFECTIVE}
-    for old, new in OLD_FIELDS.items():
-        if old in data and new not in data:
-            data[new] = data.pop(old)
-    return data

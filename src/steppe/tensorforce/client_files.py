@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from steppe.tensorforce.environment_names import Translation
+from steppe.tensorforce.translation import Translation
 
 _MARK = "k8s_config"
 """A field that is in every experiment.json of the old tfcli, and in nothing else."""
@@ -18,7 +18,7 @@ def is_old(data: Any) -> bool:
     return isinstance(data, Mapping) and _MARK in data
 
 
-def in_present_words(data: dict[str, Any]) -> Translation:
+def translate_client_file(data: dict[str, Any]) -> Translation:
     """The experiment without what the old tfcli noted for itself; a frequency that its own runner refused is told."""
     data = {name: value for name, value in data.items() if name not in _ITS_OWN}
     if isinstance(cluster := data.get("cluster"), dict):

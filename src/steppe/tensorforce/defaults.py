@@ -12,15 +12,9 @@ from typing import Any
 from steppe.tensorforce.names import is_tensorforces
 from steppe.tensorforce.rollout_words import steps_of
 
-FIELD = "defaults_of"
-"""The field of an agent that says whose defaults hold: an old file gets it, and anybody may write it."""
 OWNERS = ("steppe", "tensorforce")
 AGENTS = ("dqn", "ddqn", "dqn_nstep", "dqfd", "naf", "ddpg", "ppo", "vpg", "trpo")
 """The agents of TensorForce that learn and are here too."""
-NOTICE = (
-    "it is an agent for TensorForce, so that the settings it leaves out are as they were there; with "
-    '"defaults_of": "steppe" (--set agent.defaults_of=steppe) they are Steppe\'s'
-)
 _FLAT = (
     *("first_update", "repeat_update", "update_frequency", "keep_last_timestep", "preprocessing", "explorations_spec"),
     *("states_preprocessing_spec", "reward_preprocessing_spec", "distributions_spec", "saver_spec", "summary_spec"),
@@ -55,7 +49,7 @@ def is_for_tensorforce(name: str, written: str, settings: Mapping[str, Any]) -> 
     return is_tensorforces(written) or sum(bool(settings.get(word)) for word in _WORDS) >= 2
 
 
-def defaults(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+def defaults_of(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Today's settings -> TensorForce's defaults of that agent, which partly follow from what is given."""
     is_flat = settings.get("update_mode") is None and any(word in settings for word in (*_FLAT, "batch_size"))
     if name in ("ppo", "vpg", "trpo"):

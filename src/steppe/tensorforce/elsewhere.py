@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from steppe.tensorforce.translation import Misread, Reading
+from steppe.tensorforce.translation import AgentTranslation, TranslationError
 
 SAYS_NOTHING: dict[str, tuple[Any, ...]] = {
     "entropy_regularization": (0, 0.0),
@@ -17,61 +17,61 @@ SAYS_NOTHING: dict[str, tuple[Any, ...]] = {
 _FOR_POLICIES = "ppo, vpg, trpo and their kind"
 
 
-def explain(reading: Reading) -> None:
-    """Drops what is null or says nothing; Misread with the reason for the rest."""
-    for word in reading.old(REASONS):
-        value = reading.data.pop(word)
+def explain(agent: AgentTranslation) -> None:
+    """Drops what is null or says nothing; TranslationError with the reason for the rest."""
+    for word in agent.old(REASONS):
+        value = agent.data.pop(word)
         if value is None or value in SAYS_NOTHING.get(word, ()):
             continue
-        reason = "this agent does not learn; leave it out" if reading.family == "never" else REASONS[word](reading)
-        raise Misread(f'"{word}" has no meaning here: {reason}', word)
+        reason = "this agent does not learn; leave it out" if agent.family == "never" else REASONS[word](agent)
+        raise TranslationError(f'"{word}" has no meaning here: {reason}', word)
 
 
-def _noise(reading: Reading) -> str:
-    instead = '"noisy": true learns its noise' if "noisy" in reading.fields else _exploring(reading)
+def _noise(agent: AgentTranslation) -> str:
+    instead = '"noisy": true learns its noise' if "noisy" in agent.fields else _exploring(agent)
     return f"noise on all parameters is for {_FOR_POLICIES}; {instead}"
 
 
-def _entropy(reading: Reading) -> str:
-    if "temperature" in reading.fields:
+def _entropy(agent: AgentTranslation) -> str:
+    if "temperature" in agent.fields:
         return "this agent weighs entropy by its temperature; use temperature or target_entropy"
-    return f"this agent has no random policy whose entropy could count; {_exploring(reading)}"
+    return f"this agent has no random policy whose entropy could count; {_exploring(agent)}"
 
 
-def _exploring(reading: Reading) -> str:
-    return "use exploration" if "exploration" in reading.fields else "use temperature or target_entropy"
+def _exploring(agent: AgentTranslation) -> str:
+    return "use exploration" if "exploration" in agent.fields else "use temperature or target_entropy"
 
 
-def _drawing(reading: Reading) -> str:
+def _drawing(agent: AgentTranslation) -> str:
     instead = "temperature or target_entropy"
-    if "entropy_coefficient" in reading.fields:
+    if "entropy_coefficient" in agent.fields:
         instead = "entropy_regularization, or variable_noise"
     return f"this agent explores by drawing from its policy; use {instead}"
 
 
-def _clipping(reading: Reading) -> str:
-    is_trpo = "cg_damping" in reading.fields
+def _clipping(agent: AgentTranslation) -> str:
+    is_trpo = "cg_damping" in agent.fields
     instead = "learning_rate bounds the steps here" if is_trpo else 'write "type": "ppo", or leave it out'
     return f"only ppo clips ratios; {instead}"
 
 
-def _double(reading: Reading) -> str:
-    if "temperature" in reading.fields or "policy_delay" in reading.fields:
+def _double(agent: AgentTranslation) -> str:
+    if "temperature" in agent.fields or "policy_delay" in agent.fields:
         return "two critics, of which the lower counts, serve the same end; leave it out"
     return "it is for dqn and naf; leave it out"
 
 
-def _advantages(reading: Reading) -> str:
-    instead = next((name for name in ("trace_lambda", "n_step") if name in reading.fields), "")
+def _advantages(agent: AgentTranslation) -> str:
+    instead = next((name for name in ("trace_lambda", "n_step") if name in agent.fields), "")
     return f"advantages are estimated by {_FOR_POLICIES}; use {instead}"
 
 
-def _repeated(reading: Reading) -> str:
+def _repeated(agent: AgentTranslation) -> str:
     return 'use epochs, or {"type": "multi_step"} as optimizer'
 
 
 def _always(reason: str) -> Any:
-    return lambda reading: reason
+    return lambda agent: reason
 
 
 _BASELINE = _always(f"a baseline is for {_FOR_POLICIES}; this agent learns values by itself")

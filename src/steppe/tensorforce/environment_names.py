@@ -4,46 +4,37 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
-
-@dataclass(frozen=True)
-class Notices:
-    """What a user should know of how a spec was understood; all are equal, since this is no part of a value."""
-
-    sentences: tuple[str, ...] = field(default=(), compare=False)
+from steppe.tensorforce.translation import Translation, TranslationError
 
 
-class Translation(NamedTuple):
-    """A spec in today's words, and one sentence for each thing that has another name now."""
+def translate_environment(data: Any) -> Translation:
+    """An environment by the name that gymnasium or Steppe have for it; a TranslationError if it cannot be had."""
+    given = {"id": data} if isinstance(data, str) else data
+    if not isinstance(given, dict):
+        return Translation(data)
+    try:
+        present, notices = _without_wrapper(dict(given))
+        present, more = _with_present_id(present, was_gym_id="gym_id" in given and "id" not in given)
+    except ValueError as error:
+        raise TranslationError(str(error), is_joint=not isinstance(data, str)) from None
+    return Translation(present, (*notices, *more))
+
+
+class _Found(NamedTuple):
+    """An environment in today's words, and one sentence for each thing that has another name now."""
 
     data: dict[str, Any]
     notices: tuple[str, ...] = ()
-
-
-def in_present_words(data: Mapping[str, Any]) -> Translation:
-    """The fields of an environment as EnvironmentSpec has them; a ValueError says why one cannot be had."""
-    was_gym_id = "gym_id" in data and "id" not in data
-    data, notices = _without_wrapper(dict(data))
-    data, more = _with_present_id(data, was_gym_id)
-    if data.get("wrappers"):
-        if data.get("backend") == "compiled":
-            raise ValueError('wrappers go around gymnasium\'s original; leave out "backend": "compiled"')
-        data["backend"] = "gymnasium"
-    if data.get("backend") == "compiled" and data.get("vectorization", "auto") != "auto":
-        raise ValueError(
-            'vectorization says how gymnasium\'s original is stepped; leave it out, or leave out "backend": "compiled"'
-        )
-    return Translation(data, (*notices, *more))
 
 
 _SERVE = (
     'run it in a Python that has it with "steppe env serve module:callable", and train with '
     '{"type": "remote", "address": "host:port"}'
 )
-_GONE = {
+GONE = {
     "deepmindlab": f"DeepMind Lab has no package for today's Python; {_SERVE}",
     "mazeexplorer": f"MazeExplorer has no package for today's Python; {_SERVE}",
     "mazeexp": f"MazeExplorer has no package for today's Python; {_SERVE}",
@@ -64,17 +55,17 @@ _GONE = {
     "pycolabenvironment": f"pycolab speaks another interface; {_SERVE}",
     "dmpycolab": f"pycolab speaks another interface; {_SERVE}",
 }
-_MONITOR = ("monitor", "monitor_safe", "monitor_video")
+MONITOR = ("monitor", "monitor_safe", "monitor_video")
 _LIFE = "steppe.envs.gymnasium.atari:LossOfLife"
 _MINIMAL = "steppe.envs.minimal:MinimalTest"
 
 
-def _without_wrapper(data: dict[str, Any]) -> Translation:
+def _without_wrapper(data: dict[str, Any]) -> _Found:
     """What `type` and `gym_id` meant, as `id` and settings."""
     word = data.get("type", data.get("id") if "gym_id" not in data else None)
     old = _old_name(word) if isinstance(word, str) else ""
-    if old in _GONE:
-        raise ValueError(f'"{word}" cannot be had: {_GONE[old]}')
+    if old in GONE:
+        raise ValueError(f'"{word}" cannot be had: {GONE[old]}')
     match old:
         case "openaigym" | "gym":
             return _from_gym(data, str(word))
@@ -86,14 +77,14 @@ def _without_wrapper(data: dict[str, Any]) -> Translation:
             return _from_unreal_engine(data, str(word))
         case "remoteenvironment":
             rest = _without(data, "id", "type")
-            return Translation(_first(rest, "id", "remote"), (_now(str(word), '{"type": "remote"}'),))
+            return _Found(_first(rest, "id", "remote"), (_now(str(word), '{"type": "remote"}'),))
     if isinstance(word, str) and word.startswith("tensorforce."):
         raise ValueError(f'"{word}" is no environment that Steppe knows; name a gymnasium id or "module:callable"')
     if "id" in data:
-        return Translation(data)
+        return _Found(data)
     # tfcli wrote both: "type" named the class around gym, "gym_id" the environment.
     name = "gym_id" if "gym_id" in data else "type"
-    return Translation(_first(_without(data, "gym_id", "type"), "id", data[name]) if name in data else data)
+    return _Found(_first(_without(data, "gym_id", "type"), "id", data[name]) if name in data else data)
 
 
 def _old_name(word: str) -> str:
@@ -104,25 +95,25 @@ def _old_name(word: str) -> str:
     return name.replace("_", "").replace("-", "").replace(" ", "").lower()
 
 
-def _from_gym(data: dict[str, Any], word: str) -> Translation:
+def _from_gym(data: dict[str, Any], word: str) -> _Found:
     id = data.get("gym_id", data.get("level", data.get("id") if "type" in data else None))
     if not isinstance(id, str):
         raise ValueError(f'"{word}" needs "gym_id", the name of an environment')
     is_atari = _ATARI.fullmatch(id) is not None or id.startswith("ALE/")
     names = f'{{"id": "{id}", "backend": "gymnasium"}}' if is_atari else f'"{id}" alone'
     notices = [f'environment type "{word}" is no longer needed: {names} names the environment']
-    if unused := ", ".join(name for name in _MONITOR if data.get(name)):
+    if unused := ", ".join(name for name in MONITOR if data.get(name)):
         notices.append(
             f"{unused} has no effect: every run leaves metrics, a report and a film of one episode in its own folder"
         )
-    rest = _shown(_without(data, "id", "type", "gym_id", "level", *_MONITOR), "visualize")
+    rest = _shown(_without(data, "id", "type", "gym_id", "level", *MONITOR), "visualize")
     if is_atari:
         # The old class gave whole frames, and old agents bring the preprocessing for them.
         rest.setdefault("backend", "gymnasium")
-    return Translation(_first(rest, "id", id), tuple(notices))
+    return _Found(_first(rest, "id", id), tuple(notices))
 
 
-def _from_ale(data: dict[str, Any], word: str) -> Translation:
+def _from_ale(data: dict[str, Any], word: str) -> _Found:
     rom = data.get("rom", data.get("level"))
     if not isinstance(rom, str) or not PurePath(rom).stem:
         raise ValueError(f'"{word}" needs "rom", the file of a game, such as "breakout.bin"')
@@ -145,17 +136,17 @@ def _from_ale(data: dict[str, Any], word: str) -> Translation:
     if ends or reward:
         lost = {"type": _LIFE, "terminates": ends, "reward": reward}
         rest["wrappers"] = [lost, *rest.get("wrappers", [])]
-    return Translation(_first(rest, "id", id), (_now(f"{word} with {rom}", f'"{id}"', settings),))
+    return _Found(_first(rest, "id", id), (_now(f"{word} with {rom}", f'"{id}"', settings),))
 
 
-def _from_minimal_test(data: dict[str, Any], word: str) -> Translation:
+def _from_minimal_test(data: dict[str, Any], word: str) -> _Found:
     given = {"specification": data["specification"]} if "specification" in data else {}
     rest = _without(data, "type", "id", "specification")
     rest["settings"] = given | _object(rest, "settings")
-    return Translation(_first(rest, "id", _MINIMAL), (_now(word, f'"{_MINIMAL}"'),))
+    return _Found(_first(rest, "id", _MINIMAL), (_now(word, f'"{_MINIMAL}"'),))
 
 
-def _from_unreal_engine(data: dict[str, Any], word: str) -> Translation:
+def _from_unreal_engine(data: dict[str, Any], word: str) -> _Found:
     if "image" in data and not ({"host", "port", "address"} & data.keys()):
         raise ValueError(
             'Steppe does not start the game of "image"; start it yourself and write {"type": "ue4"} with its address'
@@ -164,7 +155,7 @@ def _from_unreal_engine(data: dict[str, Any], word: str) -> Translation:
     if "image" in data:
         notices.append("image has no effect: the game is taken as running at its address")
     rest = _without(data, "id", "type", "image", "remote", "connect")
-    return Translation(_first(rest, "id", "ue4"), tuple(notices))
+    return _Found(_first(rest, "id", "ue4"), tuple(notices))
 
 
 def _shown(data: dict[str, Any], *names: str) -> dict[str, Any]:
@@ -208,18 +199,18 @@ _GAMES = (
 _ATARI = re.compile(rf"({'|'.join(_GAMES)})(-ram)?(NoFrameskip|Deterministic)?-v([0-4])")
 
 
-def _with_present_id(data: dict[str, Any], was_gym_id: bool) -> Translation:
+def _with_present_id(data: dict[str, Any], was_gym_id: bool) -> _Found:
     """Ids of versions that are gone replaced by what came after them."""
     id = data.get("id")
     if not isinstance(id, str):
-        return Translation(data)
+        return _Found(data)
     if id in _SUCCESSORS:
-        return Translation(data | {"id": _SUCCESSORS[id]}, (_now(id, f'"{_SUCCESSORS[id]}"'),))
+        return _Found(data | {"id": _SUCCESSORS[id]}, (_now(id, f'"{_SUCCESSORS[id]}"'),))
     game = _ATARI.fullmatch(id)
-    return _atari(data, game, was_gym_id) if game else Translation(data)
+    return _atari(data, game, was_gym_id) if game else _Found(data)
 
 
-def _atari(data: dict[str, Any], game: re.Match[str], was_gym_id: bool) -> Translation:
+def _atari(data: dict[str, Any], game: re.Match[str], was_gym_id: bool) -> _Found:
     """`BreakoutNoFrameskip-v4` as `ALE/Breakout-v5` with the settings it had."""
     name, ram, kind, version = game.groups()
     sticky = 0.25 if version == "0" else 0.0
@@ -235,7 +226,7 @@ def _atari(data: dict[str, Any], game: re.Match[str], was_gym_id: bool) -> Trans
         remark = "; always 4 frames are skipped, not 2 to 4" if kind is None else ""
     id = f"ALE/{name}-v5"
     notice = _now(game.group(), f'"{id}"', settings) + remark
-    return Translation(data | {"id": id, "settings": settings | _object(data, "settings")}, (notice,))
+    return _Found(data | {"id": id, "settings": settings | _object(data, "settings")}, (notice,))
 
 
 def _now(old: str, new: str, settings: Mapping[str, Any] | None = None) -> str:

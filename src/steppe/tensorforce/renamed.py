@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import Any
 
-from steppe.tensorforce.translation import Reading
+from steppe.tensorforce.translation import AgentTranslation
 
 SAME_THING = {
     "action_values": "action",
@@ -38,20 +38,17 @@ _ABSENCE: dict[str, Any] = {
 """What null meant, where it is not the default."""
 
 
-def rename(reading: Reading) -> None:
+def rename(agent: AgentTranslation) -> None:
     """Old names of settings that the agent has."""
-    for old in reading.old(SAME_THING):
-        if (new := SAME_THING[old]) in reading.fields:
-            reading.put(new, reading.data.pop(old), old)
-        elif reading.data[old] is None:
-            del reading.data[old]
+    for old in agent.old(SAME_THING):
+        if (new := SAME_THING[old]) in agent.fields:
+            agent.put(new, agent.data.pop(old), old)
+        elif agent.data[old] is None:
+            del agent.data[old]
 
 
-def settle_nulls(reading: Reading) -> None:
-    """TensorForce wrote null for what was not there, and for its defaults."""
-    data, fields = reading.data, reading.fields
-    for name in [name for name in data if name in fields and data[name] is None]:
-        if name in _ABSENCE:
-            data[name] = _ABSENCE[name]
-        elif type(None) not in get_args(fields[name].annotation):
-            del data[name]
+def settle_nulls(agent: AgentTranslation) -> None:
+    """Writes out what null turned off; any other null means the default, today too."""
+    for name, value in _ABSENCE.items():
+        if name in agent.fields and name in agent.data and agent.data[name] is None:
+            agent.data[name] = value

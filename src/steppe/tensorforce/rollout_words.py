@@ -7,32 +7,32 @@ from typing import Any
 
 from steppe.specs.loading.suggestions import did_you_mean
 from steppe.specs.loading.validation import shown
-from steppe.tensorforce.translation import Misread, Reading
+from steppe.tensorforce.translation import AgentTranslation, TranslationError
 
 _UNITS = ("timesteps", "episodes")
 _REPLAYS = ("replay", "prioritized_replay", "naive_prioritized_replay")
 
 
-def settle(reading: Reading) -> None:
+def settle(agent: AgentTranslation) -> None:
     """Each family of agents in its own words."""
-    match reading.family:
+    match agent.family:
         case "memory":
-            _settle_replay(reading)
+            _settle_replay(agent)
         case "rollouts":
-            _settle_rollouts(reading)
+            _settle_rollouts(agent)
         case "otherwise":
-            _explain(reading, "this agent learns from what it just saw, `horizon` timesteps cut into `minibatches`")
+            _explain(agent, "this agent learns from what it just saw, `horizon` timesteps cut into `minibatches`")
         case _:
-            _explain(reading, "this agent does not learn; leave it out")
+            _explain(agent, "this agent does not learn; leave it out")
 
 
-def count_updates(reading: Reading) -> None:
+def count_updates(agent: AgentTranslation) -> None:
     """TensorForce counted timesteps between two moves of the target network; here it is updates."""
-    data = reading.data
-    if "target_sync_frequency" not in data or not reading.counts_timesteps or reading.family != "memory":
+    data = agent.data
+    if "target_sync_frequency" not in data or not agent.counts_timesteps or agent.family != "memory":
         return
-    timesteps, frequency = data["target_sync_frequency"], _given(reading, "update_frequency")
-    each = _given(reading, "updates")
+    timesteps, frequency = data["target_sync_frequency"], agent.number("update_frequency")
+    each = agent.number("updates")
     if not all(_is_count(number) for number in (timesteps, frequency, each)):
         return
     each *= steps_of(data.get("optimizer"))
@@ -40,19 +40,19 @@ def count_updates(reading: Reading) -> None:
     if updates != timesteps:
         data["target_sync_frequency"] = updates
         what = "one update" if each == 1 else f"{each} updates"
-        reading.notices.append(
+        agent.notices.append(
             f"target_sync_frequency {timesteps:g} counts timesteps in this old file; with {what} every {frequency:g} "
             f"timesteps that is every {updates} updates"
         )
 
 
-def _settle_replay(reading: Reading) -> None:
+def _settle_replay(agent: AgentTranslation) -> None:
     """How much each update learns from, how often, and from when on."""
-    mode = _update_mode(reading)
-    if reading.learned_from_episodes:
-        mode = _replay_instead(reading, mode)
+    mode = _update_mode(agent)
+    if agent.learned_from_episodes:
+        mode = _replay_instead(agent, mode)
     if mode.get("unit") == "episodes":
-        raise Misread(
+        raise TranslationError(
             'update_mode.unit is "episodes", but an agent with a replay memory learns from timesteps; write that',
             "update_mode",
             "unit",
@@ -60,98 +60,102 @@ def _settle_replay(reading: Reading) -> None:
     names = {"batch_size": "batch_size", "frequency": "update_frequency", "first_update": "learning_starts"}
     for old, new in names.items():
         if old in mode:
-            reading.put(new, mode[old], "update_mode", old)
-    if isinstance(reading.data.get("memory"), dict):
-        reading.data["memory"] = _replay(reading, dict(reading.data["memory"]))
+            agent.put(new, mode[old], "update_mode", old)
+    if isinstance(agent.data.get("memory"), dict):
+        agent.data["memory"] = _replay(agent, dict(agent.data["memory"]))
 
 
-def _replay_instead(reading: Reading, mode: dict[str, Any]) -> dict[str, Any]:
+def _replay_instead(agent: AgentTranslation, mode: dict[str, Any]) -> dict[str, Any]:
     """TensorForce's words for learning from the latest episodes, told what is done in their place."""
-    replaced, memory = [], reading.data.get("memory")
+    replaced, memory = [], agent.data.get("memory")
     if mode.get("unit") == "episodes":
         replaced.append("update_mode in episodes")
         mode = {}
     if memory == "latest" or (isinstance(memory, dict) and memory.get("type") == "latest"):
         replaced.append('memory "latest"')
-        reading.data["memory"] = (memory if isinstance(memory, dict) else {}) | {"type": "replay"}
+        agent.data["memory"] = (memory if isinstance(memory, dict) else {}) | {"type": "replay"}
     if replaced:
-        size = mode.get("batch_size", _given(reading, "batch_size"))
-        frequency = mode.get("frequency", _given(reading, "update_frequency"))
-        reading.notices.append(
+        size = mode.get("batch_size", agent.number("batch_size"))
+        frequency = mode.get("frequency", agent.number("update_frequency"))
+        agent.notices.append(
             f"{' and '.join(replaced)}: this agent has a replay memory instead, and learns from {shown(size)} "
             f"timesteps of it every {shown(frequency)} timesteps"
         )
     return mode
 
 
-def _replay(reading: Reading, memory: dict[str, Any]) -> dict[str, Any]:
+def _replay(agent: AgentTranslation, memory: dict[str, Any]) -> dict[str, Any]:
     """The memory without options that only TensorForce's had."""
     reasons = {
         "random_sampling": (True, "timesteps that follow each other are too alike to learn from; leave it out"),
         "prioritization_constant": (0, "use priority_exponent below 1 to keep small errors from being forgotten"),
         "buffer_size": (None, ""),
     }
-    if reading.is_old and memory.get("random_sampling") is False:
+    if agent.is_old and memory.get("random_sampling") is False:
         del memory["random_sampling"]
-        reading.notices.append("memory.random_sampling false has no effect: timesteps are drawn at random, one by one")
+        agent.notices.append("memory.random_sampling false has no effect: timesteps are drawn at random, one by one")
     for name, (harmless, reason) in reasons.items():
         value = memory.pop(name, None)
         if reason and value is not None and value != harmless:
-            raise Misread(f'"memory.{name}" cannot be {shown(value)}: {reason}', "memory", name)
+            raise TranslationError(f'"memory.{name}" cannot be {shown(value)}: {reason}', "memory", name)
         if value is not None and not reason:
-            reading.notices.append(f"memory.{name} has no effect: new timesteps can be drawn at once")
+            agent.notices.append(f"memory.{name} has no effect: new timesteps can be drawn at once")
     return {name: value for name, value in memory.items() if value is not None or name == "final_importance_exponent"}
 
 
-def _settle_rollouts(reading: Reading) -> None:
+def _settle_rollouts(agent: AgentTranslation) -> None:
     """Of how many timesteps or episodes, in all environments together."""
-    memory = _latest(reading)
+    memory = _latest(agent)
     capacity = memory.get("capacity")
-    mode = _update_mode(reading)
+    mode = _update_mode(agent)
     unit, size, frequency = mode.get("unit", "timesteps"), mode.get("batch_size"), mode.get("frequency")
     if "first_update" in mode:
-        raise Misread(
+        raise TranslationError(
             '"update_mode.first_update" has no meaning here: this agent learns whenever a rollout is full',
             "update_mode",
             "first_update",
         )
     if frequency is not None and frequency != size:
-        raise Misread(
+        raise TranslationError(
             f"update_mode.frequency is {shown(frequency)}, but this agent learns from all it saw once, as often as it "
             f"has batch_size {unit}; leave frequency out",
             "update_mode",
             "frequency",
         )
     if size is None and unit == "episodes":
-        raise Misread('update_mode.unit is "episodes", but batch_size does not say how many', "update_mode")
+        raise TranslationError('update_mode.unit is "episodes", but batch_size does not say how many', "update_mode")
     if size is not None:
-        reading.put(f"rollout_{unit}", size, "update_mode", "batch_size")
+        agent.put(f"rollout_{unit}", size, "update_mode", "batch_size")
     if capacity is None:
         return
     if unit == "episodes":
-        reading.put("rollout_timesteps", capacity, "memory", "capacity")
-    elif _is_count(wanted := reading.data.get("rollout_timesteps")) and capacity < wanted:
-        where = ".".join(map(str, reading.written("rollout_timesteps")))
-        raise Misread(f"memory.capacity {capacity:g} is less than {where} {wanted:g}; raise it", "memory", "capacity")
+        agent.put("rollout_timesteps", capacity, "memory", "capacity")
+    elif _is_count(wanted := agent.data.get("rollout_timesteps")) and capacity < wanted:
+        where = ".".join(map(str, agent.written("rollout_timesteps")))
+        raise TranslationError(
+            f"memory.capacity {capacity:g} is less than {where} {wanted:g}; raise it", "memory", "capacity"
+        )
     elif wanted is None:
-        reading.notices.append("memory.capacity has no effect without update_mode: a rollout is all that is kept")
+        agent.notices.append("memory.capacity has no effect without update_mode: a rollout is all that is kept")
 
 
-def _latest(reading: Reading) -> dict[str, Any]:
+def _latest(agent: AgentTranslation) -> dict[str, Any]:
     """The old memory of agents that learn from what they just saw, taken out of the settings."""
-    memory = reading.data.pop("memory", None)
+    memory = agent.data.pop("memory", None)
     memory = {"type": memory} if isinstance(memory, str) else memory
     if memory is None:
         return {}
     if not isinstance(memory, dict):
-        raise Misread(f'memory must be "latest" or an object, not {shown(memory)}; it may be left out', "memory")
+        raise TranslationError(
+            f'memory must be "latest" or an object, not {shown(memory)}; it may be left out', "memory"
+        )
     for name in memory:
         if name not in (known := ("type", "capacity", "include_next_states")):
             way_out = did_you_mean(name, known) or "; it has type, capacity and include_next_states"
-            raise Misread(f'memory has no "{name}"{way_out}', "memory", name)
+            raise TranslationError(f'memory has no "{name}"{way_out}', "memory", name)
     kind = memory.get("type", "latest")
     if kind in _REPLAYS:
-        raise Misread(
+        raise TranslationError(
             f'memory "{kind}" is for agents such as dqn and sac; this one learns from what it just saw',
             "memory",
             "type",
@@ -159,44 +163,40 @@ def _latest(reading: Reading) -> dict[str, Any]:
     if kind != "latest" and kind is not None:
         way_out = did_you_mean(kind, ["latest"]) if isinstance(kind, str) else ""
         way_out = way_out or '; this agent has "latest"'
-        raise Misread(f"unknown memory {shown(kind)}{way_out}", "memory", "type")
+        raise TranslationError(f"unknown memory {shown(kind)}{way_out}", "memory", "type")
     if not isinstance(memory.get("include_next_states"), bool | NoneType):
-        raise Misread("include_next_states must be true or false", "memory", "include_next_states")
+        raise TranslationError("include_next_states must be true or false", "memory", "include_next_states")
     if memory.get("capacity") is not None and not _is_count(memory["capacity"]):
-        raise Misread("capacity must be a whole number of at least 1", "memory", "capacity")
+        raise TranslationError("capacity must be a whole number of at least 1", "memory", "capacity")
     return memory
 
 
-def _update_mode(reading: Reading) -> dict[str, Any]:
+def _update_mode(agent: AgentTranslation) -> dict[str, Any]:
     """The old update_mode without nulls, taken out of the settings."""
-    mode = reading.data.pop("update_mode", None)
+    mode = agent.data.pop("update_mode", None)
     if mode is None:
         return {}
     if not isinstance(mode, dict):
-        raise Misread(
+        raise TranslationError(
             f"update_mode must be an object with unit, batch_size and frequency, not {shown(mode)}", "update_mode"
         )
     for name in mode:
         if name not in (known := ("unit", "batch_size", "frequency", "first_update")):
             way_out = did_you_mean(name, known) or "; it has unit, batch_size and frequency"
-            raise Misread(f'update_mode has no "{name}"{way_out}', "update_mode", name)
+            raise TranslationError(f'update_mode has no "{name}"{way_out}', "update_mode", name)
     unit = mode.get("unit")
     if unit is not None and unit not in _UNITS:
         way_out = did_you_mean(unit, _UNITS) if isinstance(unit, str) else ""
-        raise Misread(
+        raise TranslationError(
             f'update_mode.unit must be "timesteps" or "episodes", not {shown(unit)}{way_out}', "update_mode", "unit"
         )
     return {name: value for name, value in mode.items() if value is not None}
 
 
-def _explain(reading: Reading, reason: str) -> None:
-    for word in reading.old(("memory", "update_mode", "batch_size")):
-        if reading.data.pop(word) is not None:
-            raise Misread(f'"{word}" has no meaning here: {reason}', word)
-
-
-def _given(reading: Reading, name: str) -> Any:
-    return reading.data.get(name, reading.default(name))
+def _explain(agent: AgentTranslation, reason: str) -> None:
+    for word in agent.old(("memory", "update_mode", "batch_size")):
+        if agent.data.pop(word) is not None:
+            raise TranslationError(f'"{word}" has no meaning here: {reason}', word)
 
 
 def steps_of(optimizer: Any) -> int:

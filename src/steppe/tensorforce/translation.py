@@ -1,11 +1,10 @@
-"""Settings while they are put into today's words."""
+"""Data while it is translated from TensorForce's words into today's."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
-
-from pydantic.fields import FieldInfo
+from collections.abc import Collection, Iterable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from steppe.specs.loading.validation import Steps, join_path
 
@@ -28,28 +27,51 @@ _OLD_FILES_SAY = (
 )
 
 
-FROM_EPISODES = "TensorForce's agent of this name learned from the latest episodes"
-"""Marks the `memory` of an agent that has a replay memory here and had none there."""
+class Translation(NamedTuple):
+    """Data in today's words."""
+
+    data: Any
+    notices: tuple[str, ...] = ()
+    """One sentence for each thing that means something else here than its author may think."""
+    moved: Mapping[Steps, Steps] = MappingProxyType({})
+    """From the path of a value in `data` to its path in the file, where they differ."""
 
 
-class Misread(ValueError):
-    """Words that cannot be understood, and the way to them."""
+class TranslationError(ValueError):
+    """A value that cannot be translated, and the path to it."""
 
-    def __init__(self, sentence: str, *steps: str | int) -> None:
+    def __init__(self, sentence: str, *steps: str | int, is_joint: bool | None = None) -> None:
         super().__init__(sentence)
         self.steps = steps
+        self.is_joint = not steps if is_joint is None else is_joint
+        """Whether several fields of an object are wrong together, so that the error does not show its value."""
+
+    def below(self, *steps: str | int) -> TranslationError:
+        """The same error of data that stands at `steps` of a whole."""
+        return TranslationError(str(self), *steps, *self.steps, is_joint=self.is_joint)
 
 
-class Reading:
-    """The settings so far, sentences for the user, and where what now has another name was written."""
+class AgentTranslation:
+    """An agent's settings so far, notices for the user, and the old path of each setting that has moved."""
 
-    def __init__(self, data: dict[str, Any], fields: Mapping[str, FieldInfo], is_old: bool = False) -> None:
-        self.data, self.fields, self.is_old = data, fields, is_old
+    def __init__(
+        self,
+        name: str,
+        fields: Collection[str],
+        data: dict[str, Any],
+        defaults: Mapping[str, Any] = MappingProxyType({}),
+        *,
+        is_old: bool = False,
+    ) -> None:
+        self.name, self.data, self.is_old = name, data, is_old
+        self.fields = fields
+        """The names of all settings that the agent has today."""
+        self.defaults = defaults
         self.notices: list[str] = []
-        self.places: dict[Steps, Steps] = {}
-        """From the way in today's words to the way in the file."""
+        self.moved: dict[Steps, Steps] = {}
+        """From the path in today's words to the path in the file."""
         self.counts_timesteps = is_old or any(data.get(word) is not None for word in _OLD_FILES_SAY)
-        """Whether it is a file for TensorForce, where target_sync_frequency counted timesteps."""
+        """Whether target_sync_frequency counts timesteps, as in files for TensorForce."""
 
     @property
     def family(self) -> str:
@@ -62,28 +84,28 @@ class Reading:
 
     @property
     def learned_from_episodes(self) -> bool:
-        """Whether it is an agent that has a replay memory here and had none in TensorForce."""
-        return "memory" in self.fields and FROM_EPISODES in self.fields["memory"].metadata
+        """Whether the agent has a replay memory here, and learned from its latest episodes in TensorForce."""
+        return self.name == "dqn_nstep"
 
     def old(self, words: Iterable[str]) -> list[str]:
-        """Those of the words that were written and are no settings of this agent."""
+        """The words among `words` that are given and are no settings of this agent."""
         return [word for word in words if word in self.data and word not in self.fields]
 
     def put(self, name: str, value: Any, *written: str | int) -> None:
-        """A setting by its name of today; saying a thing twice is a mistake."""
+        """Adds a setting by today's name, written at this path; giving it twice is an error."""
         if name in self.data:
             other = join_path("", self.written(name))
-            raise Misread(f'"{other}" and "{join_path("", written)}" say the same thing; give one of them')
+            raise TranslationError(f'"{other}" and "{join_path("", written)}" say the same thing; give one of them')
         self.data[name] = value
-        self.places[(name,)] = written
+        self.moved[(name,)] = written
 
     def written(self, *steps: str | int) -> Steps:
-        """Where what now stands at `steps` was written."""
+        """The path in the file of the value that now stands at `steps`."""
         for length in range(len(steps), 0, -1):
-            if steps[:length] in self.places:
-                return (*self.places[steps[:length]], *steps[length:])
+            if steps[:length] in self.moved:
+                return (*self.moved[steps[:length]], *steps[length:])
         return steps
 
-    def default(self, name: str) -> Any:
-        """What a setting is when it is not given."""
-        return self.fields[name].get_default(call_default_factory=True)
+    def number(self, name: str) -> Any:
+        """The value of batch_size, update_frequency or updates, given or by default."""
+        return self.data.get(name, self.defaults.get(name))

@@ -1,26 +1,40 @@
-"""TensorForce's words for settings, as lists and schemas tell them: what `steppe.tensorforce` understands."""
+"""TensorForce's words in listings and JSON schemas: the words that `steppe.tensorforce` translates."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from typing import Any
 
-from pydantic import AliasChoices
+from pydantic import BaseModel
 
-from steppe.specs._base import Settings
-from steppe.tensorforce import SAME_THING, Misread, Reading, elsewhere, understand, without_effect
+from steppe.specs.describing.spellings import (
+    NULL,
+    TEXT,
+    WITHOUT_TYPE,
+    Json,
+    Spellings,
+    either,
+    json_object,
+    members,
+    outside,
+)
+from steppe.specs.learning import baseline, layer_options, optimizer
+from steppe.specs.learning.agent import DEFAULTS_OF
+from steppe.specs.learning.preprocessing import PreprocessingSpec
+from steppe.specs.running.connections import CONNECTIONS
+from steppe.tensorforce import OLD_FIELDS, elsewhere, environment_names, layer_words, optimizer_words, without_effect
+from steppe.tensorforce.agent_words import understood
 from steppe.tensorforce.defaults import AGENTS, OWNERS
+from steppe.tensorforce.names import replaced_by
+from steppe.tensorforce.renamed import SAME_THING
+from steppe.tensorforce.translation import AgentTranslation, TranslationError
 
-Json = dict[str, Any]
-_NULL: Json = {"type": "null"}
-_COUNT: Json = {"anyOf": [{"type": "integer", "minimum": 1}, _NULL]}
-_FLAG: Json = {"anyOf": [{"type": "boolean"}, _NULL]}
+_COUNT: Json = either({"type": "integer", "minimum": 1}, NULL)
+_FLAG: Json = either({"type": "boolean"}, NULL)
 _TURNED = {"baseline_mode": "share_network"}
-"""Old word -> the setting that follows from what it says."""
-_RATES = ("learning_rate",)
-_TYPED = ("optimizer", "baseline_optimizer", "critic_optimizer", "exploration")
-"""Settings that are objects with a type, which may be left out to change parts of the default."""
-
-RATE: Json = {
+"""Old word -> the setting that follows from its value."""
+_RATE: Json = {
     "type": "object",
     "properties": {
         "type": {"type": "string"},
@@ -31,16 +45,29 @@ RATE: Json = {
     "additionalProperties": False,
     "description": "How the learning rate falls until total_timesteps.",
 }
+_BATCH_NORMALIZATION: Json = {
+    "type": "object",
+    "properties": {"type": {"const": "tf_layer"}, "layer": {"const": "batch_normalization"}}
+    | {name: {"enum": [value, None]} for name, value in layer_words.LAYER_NORM_HAS.items()}
+    | {name: {} for name in layer_words.WITHOUT_EFFECT},
+    "required": ["type", "layer"],
+    "additionalProperties": False,
+}
+_ALE = (
+    *("rom", "level", "seed", "frame_skip", "repeat_action_probability", "loss_of_life_termination"),
+    *("life_loss_terminal", "loss_of_life_reward", "life_loss_punishment", "display_screen", "watch", "visualize"),
+)
+_OLD_ENVIRONMENTS: dict[tuple[str, ...], tuple[tuple[str, ...], tuple[str, ...]]] = {
+    ("openaigym", "gym"): (("gym_id", "level", "visualize", *environment_names.MONITOR), ("gym_id", "level", "id")),
+    ("ale", "arcadelearningenvironment"): (_ALE, ("rom", "level")),
+    ("minimaltest",): (("specification",), ()),
+}
+"""Old names of environments -> the words they take beside today's, and those of which one is required."""
+_OLD_CONNECTIONS = {"remote": ("remoteenvironment",), "ue4": ("ue4environment", "unrealengine")}
 
 
-def owners(agent: str) -> Json:
-    """Whose defaults an agent can have."""
-    choices = [owner for owner in OWNERS if owner == "steppe" or agent in AGENTS]
-    return {"enum": [*choices, None], "description": "Whose defaults hold for settings that are not given."}
-
-
-def spelled(settings: type[Settings]) -> dict[str, list[str]]:
-    """Each setting's other names."""
+def spelled(settings: type[BaseModel]) -> dict[str, list[str]]:
+    """Each setting's names in TensorForce."""
     names: dict[str, list[str]] = {}
     for old, new in (SAME_THING | _TURNED).items():
         if new in settings.model_fields and old not in settings.model_fields:
@@ -48,93 +75,174 @@ def spelled(settings: type[Settings]) -> dict[str, list[str]]:
     return names
 
 
-def schemas(settings: type[Settings], known: Json) -> Json:
-    """An agent's settings, each with all that it may be written as, and the old words that it understands."""
-    found = {name: _widened(name, settings, schema) for name, schema in known.items()}
-    found |= _timing(settings, found)
-    if "share_network" in known:
-        found["baseline_mode"] = {"enum": ["states", "network", None]}
-    for old, new in SAME_THING.items():
-        if old not in found and new in found:
-            found[old] = _or(found[new], _NULL)
-    others = {*SAME_THING, *without_effect.JUDGES, *elsewhere.REASONS} - set(found)
-    return found | {old: {"anyOf": kinds} for old in sorted(others) if (kinds := _harmless(old, settings))}
+class OldSpellings(Spellings):
+    """Today's ways to write a value, and TensorForce's."""
+
+    def of_model(self, model: type[BaseModel], schema: Json) -> Json:
+        """The schema of a model, and of what else it is written as."""
+        properties: Json = schema.get("properties", {})
+        if model in members(optimizer.OptimizerSpec):
+            old = optimizer_words.OLD_OPTIONS.get(model.model_fields["type"].default, {})
+            options = {name: {"enum": [harmless, None]} for name, harmless in old.items()}
+            rate = either({"type": "number", "exclusiveMinimum": 0}, _RATE, NULL)
+            schema = schema | {"properties": properties | options | {"learning_rate": rate}}
+        if "priority_exponent" in properties:
+            options = {name: either(option, NULL) for name, option in properties.items()}
+            schema = schema | {"properties": options | _old_memory(options)}
+        schema = super().of_model(model, schema)
+        if model is PreprocessingSpec:
+            state = json_object({"state": either(*schema["anyOf"])}, required=("state",))
+            schema = schema | {"anyOf": [*schema["anyOf"], state]}
+        return schema
+
+    def of_value(self, validator: Any, schema: Json) -> Json:
+        """The schema of a value, and of what else `validator` and the translation turn into it."""
+        schema = super().of_value(validator, schema)
+        if validator is baseline._understood:
+            keyed = {"type": "object", "additionalProperties": schema, "minProperties": 1, "maxProperties": 1}
+            return either(schema, keyed | WITHOUT_TYPE)
+        if validator is layer_options.usual_spelling and "relu" in schema["enum"]:
+            return either(schema, json_object({"name": schema}, required=("name",)), NULL)
+        return schema
+
+    def of_network(self, network: Json) -> Json:
+        """A network, with batch normalisation, or wrapped as {"type": "layered", "layers": [...]}."""
+        one, several = network["items"]["anyOf"]
+        layer = one | {"anyOf": [*one["anyOf"], _BATCH_NORMALIZATION]}
+        network = network | {"items": either(layer, several | {"items": layer})}
+        layers = {name: value for name, value in network.items() if name not in ("$defs", "title", "description")}
+        properties = {"type": {"const": "layered"}, "layers": layers, "layers_spec": layers}
+        return network | json_object(properties, ("layers", "layers_spec")) | {"type": ["array", "object"]}
+
+    def of_environment(self, schema: Json) -> Json:
+        """Also the classes that TensorForce had around environments."""
+        own = {name: value for name, value in schema["properties"].items() if name != "id"}
+        words = [word for words in (*_OLD_ENVIRONMENTS, *_OLD_CONNECTIONS.values()) for word in words]
+        is_known = _pattern(*words, *CONNECTIONS, *environment_names.GONE)
+        id = schema["properties"]["id"] | {"not": either({"pattern": is_known}, {"pattern": r"^tensorforce\."})}
+        branches = [
+            json_object({"id": id, "type": id, "gym_id": TEXT, **own}, ("id", "gym_id", "type")),
+            *(
+                json_object(
+                    {"type": _named(*names), "id": TEXT, **{name: {} for name in more}, **own}, one_of, ("type",)
+                )
+                for names, (more, one_of) in _OLD_ENVIRONMENTS.items()
+            ),
+            *(
+                self.connection(
+                    name,
+                    _named(name, *_OLD_CONNECTIONS[name]),
+                    own,
+                    ("image", "remote", "connect") if name == "ue4" else (),
+                )
+                for name in CONNECTIONS
+            ),
+        ]
+        return outside(schema) | either(TEXT, *branches)
+
+    def name_of_agent(self, agent: str) -> Json:
+        """TensorForce registered each agent as "ppo_agent" too, and its class could be named by its path."""
+        others = replaced_by(agent)
+        words = {"enum": [agent, f"{agent}_agent", *(f"{name}_agent" for name in others)]}
+        any_case = "".join(f"[{char}{char.upper()}]" if char.isalpha() else "[-_]?" for char in agent)
+        plain = agent.replace("_", "[-_]")
+        path = r"tensorforce\.(.*\.)?"
+        old = "".join(rf"|{name}[-_]agent|{name.upper()}Agent" for name in others)
+        return either(words, {"type": "string", "pattern": rf"^({path})?({plain}([-_]agent)?|{any_case}Agent{old})$"})
+
+    def of_agent(self, agent: str, settings: type[BaseModel], known: Json) -> Json:
+        """An agent's settings, each with all that it may be written as, and the old words that are translated."""
+        found = super().of_agent(agent, settings, known)
+        found |= _timing(AgentTranslation(agent, settings.model_fields, {}), found)
+        if "share_network" in known:
+            found["baseline_mode"] = {"enum": ["states", "network", None]}
+        for old, new in SAME_THING.items():
+            if old not in found and new in found:
+                found[old] = either(found[new], NULL)
+        others = {*SAME_THING, *without_effect.JUDGES, *elsewhere.REASONS} - set(found)
+        found |= {old: {"anyOf": kinds} for old in sorted(others) if (kinds := _harmless(old, settings))}
+        owners = [owner for owner in OWNERS if owner == "steppe" or agent in AGENTS]
+        description = "Whose defaults hold for settings that are not given."
+        return found | {DEFAULTS_OF: {"enum": [*owners, None], "description": description}}
+
+    def of_setting(self, name: str, settings: type[BaseModel], schema: Json) -> Json:
+        """One setting of an agent."""
+        known = super().of_setting(name, settings, schema)
+        more: list[Json] = []
+        if name == "learning_rate":
+            more.append(_RATE)
+        if name in ("distribution", "exploration", "action"):
+            more.append(_by_action(either(known, *([_distribution(schema)] if name == "distribution" else []))))
+        if name == "distribution":
+            more.append(_distribution(schema))
+        if name == "critic_network":
+            more.append(json_object({"size_t0": _COUNT, "size_t1": _COUNT}))
+        if name in ("huber", "double"):
+            more.append({"const": 0})
+        return known | {"anyOf": [*known.get("anyOf", [schema]), *more]} if more else known
+
+    def beside_options(self) -> tuple[str, ...]:
+        """An optimizer may hold its learning rate."""
+        return ("learning_rate",)
+
+    def fields_of_experiment(self, properties: Json) -> Json:
+        """Old names of fields, and the type that the old tfcli wrote down."""
+        kind = {"const": "experiment", "description": "Old files say it; it may be left out."}
+        renamed = {old: properties[new] | {"description": f"The same as {new}."} for old, new in OLD_FIELDS.items()}
+        return {"type": kind, **renamed}
 
 
-def _widened(name: str, settings: type[Settings], schema: Json) -> Json:
-    """What one setting may be written as."""
-    more: list[Json] = []
-    field = next(field for each, field in settings.model_fields.items() if name in (each, *_aliases(field)))
-    if not field.is_required():
-        more.append(_NULL)
-    if name in _RATES:
-        more.append(RATE)
-    if name in ("distribution", "exploration", "action"):
-        more.append(_by_action(_or(schema, *([_distribution(schema)] if name == "distribution" else []))))
-    if name == "distribution":
-        more.append(_distribution(schema))
-    if name == "critic_network":
-        named = {"type": "string", "description": "The name of a file in configs/networks/, or a path."}
-        more += [named, _object({"size_t0": _COUNT, "size_t1": _COUNT})]
-    if name in ("huber", "double"):
-        more.append({"const": 0})
-    if name in _TYPED and (default := field.get_default(call_default_factory=True)) is not None:
-        names = [each for option, inner in type(default).model_fields.items() for each in (option, *_aliases(inner))]
-        more.append(_object({each: {} for each in (*names, "learning_rate")}) | {"not": {"required": ["type"]}})
-    outer = {key: schema[key] for key in ("title", "description", "default") if key in schema}
-    return outer | _or(schema, *more) if more else schema
+def _old_memory(options: Json) -> Json:
+    return {
+        "prioritization_weight": options["priority_exponent"],
+        "random_sampling": {"enum": [True, None]},
+        "prioritization_constant": {"enum": [0, None]},
+        "buffer_size": {},
+    }
 
 
-def _aliases(field: Any) -> list[str]:
-    alias = field.validation_alias
-    return [str(choice) for choice in alias.choices] if isinstance(alias, AliasChoices) else []
-
-
-def _timing(settings: type[Settings], known: Json) -> Json:
+def _timing(agent: AgentTranslation, known: Json) -> Json:
     """update_mode, and the memory of agents that learn from what they just saw, or did so in TensorForce."""
-    if Reading({}, settings.model_fields).learned_from_episodes:
+    if agent.learned_from_episodes:
         kind: Json = {"const": "latest"}
-        latest = _object({"type": kind, "capacity": _COUNT, "include_next_states": {"const": True}})
+        latest = json_object(
+            {"type": kind, "capacity": _COUNT, "include_next_states": {"const": True}}, required=("type",)
+        )
         return {
-            "update_mode": _or(_update_mode("timesteps", "episodes", first_update={}), _NULL),
-            "memory": _or(known["memory"], kind, latest | {"required": ["type"]}),
+            "update_mode": either(_update_mode("timesteps", "episodes", first_update={}), NULL),
+            "memory": either(known["memory"], kind, latest),
         }
     if "memory" in known:
-        return {"update_mode": _or(_update_mode("timesteps", first_update={}), _NULL)}
+        return {"update_mode": either(_update_mode("timesteps", first_update={}), NULL)}
     if "rollout_timesteps" not in known:
-        return {"update_mode": _NULL, "memory": _NULL}
+        return {"update_mode": NULL, "memory": NULL}
     kind = {"enum": ["latest", None]}
-    memory = _object({"type": kind, "capacity": _COUNT, "include_next_states": _FLAG})
+    memory = json_object({"type": kind, "capacity": _COUNT, "include_next_states": _FLAG})
     return {
-        "update_mode": _or(_update_mode("timesteps", "episodes", first_update=_NULL), _NULL),
-        "memory": _or(kind, memory),
+        "update_mode": either(_update_mode("timesteps", "episodes", first_update=NULL), NULL),
+        "memory": either(kind, memory),
     }
 
 
 def _update_mode(*units: str, first_update: Json) -> Json:
     unit = {"enum": [*units, None]}
-    return _object({"unit": unit, "batch_size": _COUNT, "frequency": _COUNT, "first_update": first_update})
+    return json_object({"unit": unit, "batch_size": _COUNT, "frequency": _COUNT, "first_update": first_update})
 
 
 def _by_action(schema: Json) -> Json:
-    """One of them by the name of the one action there is."""
-    return {
-        "type": "object",
-        "additionalProperties": schema,
-        "minProperties": 1,
-        "maxProperties": 1,
-        "not": {"required": ["type"]},
-    }
+    """An object whose only key is the name of the one action."""
+    keyed = {"type": "object", "additionalProperties": schema, "minProperties": 1, "maxProperties": 1}
+    return keyed | WITHOUT_TYPE
 
 
 def _distribution(schema: Json) -> Json:
     options = {"mean": {"enum": [0, None]}, "log_stddev": {"type": ["number", "null"]}}
     kind = {"type": {"enum": schema["enum"]}}
-    return {"type": "object", "properties": kind | options, "additionalProperties": _NULL, "required": ["type"]}
+    return {"type": "object", "properties": kind | options, "additionalProperties": NULL, "required": ["type"]}
 
 
 _SAMPLES: tuple[tuple[Any, Json], ...] = (
-    (None, _NULL),
+    (None, NULL),
     (True, {"const": True}),
     (False, {"const": False}),
     (0, {"const": 0}),
@@ -145,24 +253,29 @@ _SAMPLES: tuple[tuple[Any, Json], ...] = (
     ([], {"type": "array"}),
     ({}, {"type": "object"}),
 )
-"""Values of every kind, and what takes all like them."""
+"""Values of every kind, each with a schema of all values like it."""
 
 
-def _harmless(word: str, settings: type[Settings]) -> list[Json]:
-    """Of what kinds a word without effect may be; some objects among them ask for more and are refused."""
-    return [schema for sample, schema in _SAMPLES if _is_dropped(word, sample, settings)]
+def _harmless(word: str, settings: type[BaseModel]) -> list[Json]:
+    """The kinds of values with which a word has no effect; some objects among them ask for more and are refused."""
+    return [schema for sample, schema in _SAMPLES if _is_dropped(word, sample, settings.model_fields)]
 
 
-def _is_dropped(word: str, value: Any, settings: type[Settings]) -> bool:
+def _is_dropped(word: str, value: Any, fields: Iterable[str]) -> bool:
     try:
-        return word not in understand({word: value}, settings.model_fields).data
-    except Misread:
+        return word not in understood(AgentTranslation("", list(fields), {word: value})).data
+    except TranslationError:
         return False
 
 
-def _object(properties: Json) -> Json:
-    return {"type": "object", "properties": properties, "additionalProperties": False}
+def _named(*names: str) -> Json:
+    return {"type": "string", "pattern": _pattern(*names)}
 
 
-def _or(*options: Json) -> Json:
-    return {"anyOf": list(options)}
+def _pattern(*names: str) -> str:
+    """Old names as files wrote them: in upper or lower case, with or without separators and TensorForce's modules."""
+    spelled = [
+        "[-_ ]*".join(f"[{char}{char.upper()}]" if char.isalpha() else re.escape(char) for char in name)
+        for name in names
+    ]
+    return rf"^(tensorforce.*\.)?({'|'.join(spelled)})$"

@@ -6,14 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 from steppe.specs.loading.suggestions import did_you_mean
-from steppe.tensorforce.translation import Misread, Reading
+from steppe.tensorforce.translation import AgentTranslation, TranslationError
 
 
-def drop(reading: Reading) -> None:
+def drop(agent: AgentTranslation) -> None:
     """Takes out what changes nothing; one notice names all of it and the experiment's fields for it."""
     dropped, instead = [], []
-    for word in reading.old(JUDGES):
-        value = reading.data.pop(word)
+    for word in agent.old(JUDGES):
+        value = agent.data.pop(word)
         if value is not None and (field := JUDGES[word](word, value)) is not None:
             dropped.append(word)
             instead += [field] if field else []
@@ -22,7 +22,7 @@ def drop(reading: Reading) -> None:
     sentence = f"{_listed(dropped)} of the agent {'have' if dropped[1:] else 'has'} no effect"
     if instead:
         sentence += f"; the experiment's {_listed(instead)} {'say' if instead[1:] else 'says'} this"
-    reading.notices.append(sentence)
+    agent.notices.append(sentence)
 
 
 def _saver(word: str, value: Any) -> str:
@@ -30,7 +30,7 @@ def _saver(word: str, value: Any) -> str:
     value = _object(word, value, known)
     frequency = _frequency("saver_frequency", value, "600s")
     if value.get("load"):
-        raise Misread(
+        raise TranslationError(
             f'"{word}.load" has no meaning here: to train on from a checkpoint, run "steppe experiment resume NAME"',
             word,
             "load",
@@ -51,19 +51,19 @@ def _execution(word: str, value: Any) -> str:
     value = {"type": value} if isinstance(value, str) else value
     value = _object(word, value, {"type", "session_config", "distributed_spec"})
     if value.get("type") not in (None, "single"):
-        raise Misread(_refusal(word, _SPREAD), word, "type")
+        raise TranslationError(_refusal(word, _SPREAD), word, "type")
     for name in ("session_config", "distributed_spec"):
         if value.get(name) is not None:
-            raise Misread(_refusal(f"{word}.{name}", _REFUSED[name]), word, name)
+            raise TranslationError(_refusal(f"{word}.{name}", _REFUSED[name]), word, name)
     return "run_mode"
 
 
 def _object(word: str, value: Any, known: set[str]) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise Misread(f'"{word}" must be an object; it may be left out', word)
+        raise TranslationError(f'"{word}" must be an object; it may be left out', word)
     if unknown := sorted(set(value) - known):
         way_out = did_you_mean(unknown[0], known) or "; it may be left out"
-        raise Misread(f'"{word}" has no "{unknown[0]}"{way_out}', word, unknown[0])
+        raise TranslationError(f'"{word}" has no "{unknown[0]}"{way_out}', word, unknown[0])
     return value
 
 
@@ -78,7 +78,7 @@ def _frequency(field: str, value: dict[str, Any], usual: str) -> str:
 def _no_directory(word: str, value: dict[str, Any], reason: str) -> None:
     for name in ("directory", "file"):
         if value.get(name) is not None:
-            raise Misread(_refusal(f"{word}.{name}", reason), word, name)
+            raise TranslationError(_refusal(f"{word}.{name}", reason), word, name)
 
 
 def _listed(words: list[str]) -> str:
@@ -97,7 +97,7 @@ def _harmless(field: str = "") -> Callable[[str, Any], str]:
 def _refused(reason: str, harmless: Any = None) -> Callable[[str, Any], None]:
     def judge(word: str, value: Any) -> None:
         if value is not harmless:
-            raise Misread(_refusal(word, reason), word)
+            raise TranslationError(_refusal(word, reason), word)
 
     return judge
 
@@ -146,5 +146,7 @@ JUDGES: dict[str, Callable[[str, Any], str | None]] = {
 
 def _kept(word: str, value: Any) -> str:
     if value is not True:
-        raise Misread(_refusal(word, "every timestep is learned from, the last of each batch too; leave it out"), word)
+        raise TranslationError(
+            _refusal(word, "every timestep is learned from, the last of each batch too; leave it out"), word
+        )
     return ""

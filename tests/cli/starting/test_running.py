@@ -13,8 +13,9 @@ from steppe.cli.starting import running
 from steppe.cli.starting.running import next_commands
 from steppe.experiments.run_folder.store import RunFolder, Status
 from steppe.serve import load_endpoint
+from steppe.spec_files import load_experiment
 from steppe.specs.environment import EnvironmentSpec
-from steppe.specs.experiment import ExperimentSpec, load_experiment
+from steppe.specs.experiment import ExperimentSpec
 
 
 def offered(folder: Path, environment: Any) -> list[str]:

@@ -15,7 +15,7 @@ from steppe.display.seed_progress import SeedLines
 from steppe.errors import UserError
 from steppe.experiments.run_folder.store import RunFolder, Status
 from steppe.experiments.seed_group import SeedGroup, SeedRun
-from steppe.specs.experiment import load_experiment
+from steppe.spec_files import load_experiment
 
 
 @pytest.fixture

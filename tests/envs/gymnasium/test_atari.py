@@ -11,6 +11,7 @@ from steppe.envs.gymnasium.atari import AtariSettings
 from steppe.envs.gymnasium.factory import make_env
 from steppe.envs.gymnasium.vector import GymnasiumEnvs
 from steppe.errors import EnvironmentFault, SpecError, UserError
+from steppe.spec_files import read_environment
 from steppe.specs.environment import EnvironmentSpec
 from steppe.specs.spaces import Box, Discrete
 
@@ -170,7 +171,7 @@ def test_an_exception_of_the_emulator_is_a_fault() -> None:
 
 
 def test_the_gymnasium_backend_gives_whole_frames_as_the_old_class_did() -> None:
-    old = EnvironmentSpec(type="tensorforce.contrib.openai_gym.OpenAIGym", gym_id="SpaceInvaders-v0")
+    old = read_environment({"type": "tensorforce.contrib.openai_gym.OpenAIGym", "gym_id": "SpaceInvaders-v0"})
     with GymnasiumEnvs(old, 2) as envs:
         assert envs.observation_space == Box((210, 160, 3), (0.0,), (255.0,), "uint8")
         assert envs.action_space == Discrete(6)
@@ -187,7 +188,7 @@ def test_the_gymnasium_backend_gives_whole_frames_as_the_old_class_did() -> None
 def test_a_lost_life_ends_and_is_punished_as_the_old_ale_class_did_it() -> None:
     old = {"type": "tensorforce.contrib.ale.ALE", "rom": "roms/breakout.bin", "frame_skip": 4}
     old |= {"loss_of_life_termination": True, "loss_of_life_reward": -5}
-    with GymnasiumEnvs(EnvironmentSpec(**old), 1) as envs:
+    with GymnasiumEnvs(read_environment(old), 1) as envs:
         envs.reset(0)
         steps = [(step.terminated[0], step.rewards[0]) for step in (envs.step(np.array([t % 2])) for t in range(80))]
         assert {is_end for is_end, _ in steps} == {False, True}

@@ -11,7 +11,8 @@ from demonstrated import made_up
 
 from steppe.errors import UserError
 from steppe.experiments.on_cluster import named_files
-from steppe.specs.experiment import ExperimentSpec, load_experiment
+from steppe.spec_files import load_experiment
+from steppe.specs.experiment import ExperimentSpec
 from steppe.specs.spaces import Box, Discrete
 
 

@@ -1,5 +1,5 @@
 from steppe.experiments.on_cluster.user_modules import user_modules
-from steppe.specs.experiment import load_experiment
+from steppe.spec_files import load_experiment
 
 
 def spec(tmp_path, **fields):

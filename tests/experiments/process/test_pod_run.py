@@ -21,7 +21,7 @@ from steppe.experiments.process import pod_run
 from steppe.experiments.process.pod_run import ELSEWHERE, FAILED_FOR_GOOD, OVER
 from steppe.experiments.run_folder import locks
 from steppe.experiments.run_folder.store import RunFolder
-from steppe.specs.experiment import load_experiment
+from steppe.spec_files import load_experiment
 
 ENDLESS = 1_000_000_000
 

@@ -11,7 +11,7 @@ from object_storage import KINDS, Cloud, cloud_of
 
 from steppe.files.bundles import Packed, pack
 from steppe.platforms.kubernetes.manifests.rendering import PIECE, ManifestPlan
-from steppe.specs.experiment import load_experiment
+from steppe.spec_files import load_experiment
 from steppe.specs.running.cluster import ClusterSpec
 
 Planned = Callable[..., ManifestPlan]

@@ -9,7 +9,9 @@ from pydantic import AliasChoices, Field
 from steppe.errors import SpecError
 from steppe.specs._base import Positive, Settings, Spec, Unit
 from steppe.specs.describing.json_schema import KINDS, schema_of
-from steppe.specs.experiment import OLD_FIELDS, ExperimentSpec
+from steppe.specs.experiment import ExperimentSpec
+from steppe.tensorforce import OLD_FIELDS
+from steppe.tensorforce.vocabulary import OldSpellings
 
 
 class Memory(Spec):
@@ -54,7 +56,9 @@ def test_every_kind_has_a_schema_that_is_json(kind):
 
 def test_every_experiment_field_is_described_with_its_default():
     properties = schema_of("experiment")["properties"]
-    assert set(properties) == {*ExperimentSpec.model_fields, *OLD_FIELDS, "effective", "type", "$schema"}
+    assert set(properties) == {*ExperimentSpec.model_fields, "effective", "$schema"}
+    old = schema_of("experiment", spellings=OldSpellings())["properties"]
+    assert set(old) - set(properties) == {*OLD_FIELDS, "type"}
     assert all(field["description"] for name, field in properties.items() if name != "$schema")
     assert properties["saver_frequency"]["default"] == "600s"
     assert properties["summary_frequency"]["default"] == "5000t"
@@ -73,12 +77,9 @@ def test_an_experiment_file_may_name_a_sub_spec(kind):
 
 def test_an_agents_schema_has_a_branch_with_the_settings_of_each_type():
     quick, careful, words = schema_of("agent", AGENTS)["oneOf"]
-    assert [each["anyOf"][0]["enum"] for each in words["anyOf"]] == [
-        ["quick", "quick_agent"],
-        ["careful", "careful_agent"],
-    ]
+    assert [each["const"] for each in words["anyOf"]] == ["quick", "careful"]
     assert (quick["title"], quick["required"], quick["additionalProperties"]) == ("quick", ["type"], False)
-    assert quick["properties"]["type"]["anyOf"][0]["enum"] == ["quick", "quick_agent"]
+    assert quick["properties"]["type"]["const"] == "quick"
     assert list(quick["properties"])[:3] == ["type", "discount", "memory"]
     discount = quick["properties"]["discount"]
     assert (discount["default"], discount["anyOf"][0]["maximum"]) == (0.99, 1.0)
@@ -87,8 +88,14 @@ def test_an_agents_schema_has_a_branch_with_the_settings_of_each_type():
     assert careful["properties"]["clipping"] == careful["properties"]["clip"]
 
 
-def test_old_words_for_an_agents_settings_are_taken():
-    quick, careful, _ = schema_of("agent", AGENTS)["oneOf"]
+def test_old_words_for_an_agent_are_in_no_schema_but_that_of_the_front_end():
+    quick, _, _ = schema_of("agent", AGENTS)["oneOf"]
+    assert not {"gamma", "batched_observe", "defaults_of"} & set(quick["properties"])
+    quick, careful, words = schema_of("agent", AGENTS, OldSpellings())["oneOf"]
+    assert [each["anyOf"][0]["enum"] for each in words["anyOf"]] == [
+        ["quick", "quick_agent"],
+        ["careful", "careful_agent"],
+    ]
     assert quick["properties"]["discount"] in quick["properties"]["gamma"]["anyOf"]
     assert careful["properties"]["gamma"] == {"anyOf": [{"type": "null"}]}
     assert careful["properties"]["batched_observe"]

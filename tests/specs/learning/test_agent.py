@@ -16,8 +16,9 @@ def test_a_plain_string_is_the_type():
     assert validate(AgentSpec, "ppo") == AgentSpec(type="ppo")
 
 
-def test_the_old_ending_is_dropped():
-    assert validate(AgentSpec, {"type": "ppo_agent"}).type == "ppo"
+def test_defaults_that_are_not_written_out_are_refused():
+    with pytest.raises(SpecError, match="defaults of TensorForce are missing"):
+        validate(AgentSpec, {"type": "ppo", "defaults_of": "tensorforce"})
 
 
 def test_further_keys_are_settings_in_their_order():

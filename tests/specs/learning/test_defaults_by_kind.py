@@ -10,6 +10,7 @@ import pytest
 from steppe import agents
 from steppe.runners.engines.distributed.plan import worker_spec
 from steppe.runners.setup import num_envs_of
+from steppe.spec_files import read_experiment
 from steppe.specs.environment import EnvironmentSpec
 from steppe.specs.experiment import ExperimentSpec, dump
 from steppe.specs.learning import defaults_by_kind
@@ -17,7 +18,7 @@ from steppe.specs.learning.defaults_by_kind import TABLE, Defaults, kind_of
 
 
 def spec_of(environment: Any, agent: Any, **fields: Any) -> ExperimentSpec:
-    return ExperimentSpec.model_validate({"name": "x", "environment": environment, "agent": agent, **fields})
+    return read_experiment({"name": "x", "environment": environment, "agent": agent, **fields})
 
 
 def settings_of(spec: ExperimentSpec) -> Any:
@@ -64,7 +65,7 @@ def test_what_the_user_gives_wins_and_alone_counts_as_given() -> None:
 def test_the_file_of_a_run_has_only_what_was_given_and_loads_with_the_same_defaults() -> None:
     spec = spec_of("ALE/Pong-v5", {"type": "dqn", "double": False})
     assert dump(spec)["agent"] == {"type": "dqn", "double": False}
-    again = ExperimentSpec.model_validate(dump(spec))
+    again = read_experiment(dump(spec))
     assert again == spec
     assert settings_of(again) == settings_of(spec)
 

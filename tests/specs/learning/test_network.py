@@ -5,10 +5,12 @@ import pytest
 
 from steppe.errors import SpecError
 from steppe.policies.layers import plan
+from steppe.spec_files import read_network
 from steppe.specs.describing.json_schema import schema_of
 from steppe.specs.learning.network import Conv2d, Custom, Dense, Input, NetworkSpec, Nonlinearity, Output, Pool2d
 from steppe.specs.loading.validation import validate
 from steppe.specs.spaces import Box
+from steppe.tensorforce import translate_network
 
 
 def test_layers_are_read_with_their_defaults_and_other_spellings():
@@ -33,8 +35,7 @@ def test_windows_and_strides_of_images_may_differ_by_axis():
 
 
 def test_tensorforces_options_are_honoured():
-    network = validate(
-        NetworkSpec,
+    network = read_network(
         [
             {"type": "dense", "skip": True, "activation": {"name": "tanh"}, "l2_regularization": 0.1},
             {"type": "nonlinearity", "name": "lrelu", "alpha": 0.2, "beta": "learn", "max": 3, "min": -1},
@@ -84,8 +85,7 @@ def test_a_dueling_last_layer_is_told_and_taken_off():
 def test_the_schema_allows_what_files_may_hold():
     one, several = schema_of("network")["items"]["anyOf"]
     assert several == {"type": "array", "items": one}
-    named, own, old = one["anyOf"]
-    assert old["properties"]["layer"] == {"const": "batch_normalization"}
+    named, own = one["anyOf"]
     assert own["properties"]["type"]["pattern"] == "[:.]"
     assert len(named["oneOf"]) == 17
 
@@ -189,7 +189,7 @@ DENSE = {"type": "dense", "size": 8}
 )
 def test_a_mistake_is_named(written, sentence):
     with pytest.raises(SpecError) as error:
-        validate(NetworkSpec, written, source="n.json")
+        read_network(written, "n.json")
     assert str(error.value) == sentence
 
 
@@ -210,18 +210,18 @@ def test_a_mistake_in_a_branch_is_named(written, words):
 
 @pytest.mark.parametrize("wrapped", [{"type": "layered", "layers": [DENSE]}, {"layers": [DENSE]}])
 def test_a_list_of_layers_may_be_wrapped(wrapped):
-    assert NetworkSpec.model_validate(wrapped) == NetworkSpec([DENSE])
+    assert read_network(wrapped) == NetworkSpec([DENSE])
 
 
 @pytest.mark.parametrize("kind", ["dense", "conv2d", "conv1d"])
 def test_no_activation_may_be_written_as_null(kind):
-    (layer,) = NetworkSpec([{"type": kind, "size": 4, "activation": None}]).root
+    (layer,) = read_network([{"type": kind, "size": 4, "activation": None}]).root
     assert layer.activation == "none"
 
 
 def test_the_advice_on_batch_normalization_works():
     with pytest.raises(SpecError) as refusal:
-        validate(NetworkSpec, [DENSE, {"type": "batch_normalization"}])
+        read_network([DENSE, {"type": "batch_normalization"}])
     (advice,) = re.findall(r"write (\{.*?\}) in its place", str(refusal.value))
     plan(validate(NetworkSpec, [DENSE, json.loads(advice)]), Box((3,), (-1.0,) * 3, (1.0,) * 3))
 
@@ -229,12 +229,12 @@ def test_the_advice_on_batch_normalization_works():
 @pytest.mark.parametrize("options", [{}, {"center": True, "scale": True, "axis": -1, "momentum": 0.9, "epsilon": 0.01}])
 def test_batch_normalization_of_an_old_file_is_layer_norm_and_is_told(options):
     old = {"type": "tf_layer", "layer": "batch_normalization"} | options
-    network = validate(NetworkSpec, [DENSE, old])
-    assert network == NetworkSpec([DENSE, {"type": "layer_norm"}])
-    (notice,) = network.notices
+    translation = translate_network([DENSE, old])
+    assert translation.data == [DENSE, {"type": "layer_norm"}]
+    (notice,) = translation.notices
     assert notice.startswith("batch_normalization is trained as layer_norm")
-    branched = validate(NetworkSpec, [[{"type": "input", "names": ["a"]}, old], [{"type": "input", "names": ["b"]}]])
-    assert branched.notices == (notice,)
-    assert NetworkSpec([DENSE]).notices == ()
-    # What a run's own experiment.json holds is read without it.
-    assert NetworkSpec.model_validate(network.model_dump()).notices == ()
+    branches = [[{"type": "input", "names": ["a"]}, old], [{"type": "input", "names": ["b"]}]]
+    assert translate_network(branches).notices == (notice,)
+    assert translate_network([DENSE]).notices == ()
+    # A run's own experiment.json has no old words.
+    assert translate_network(translation.data).notices == ()

@@ -6,6 +6,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from steppe.errors import SpecError
+from steppe.spec_files import read_agent
 from steppe.specs._base import Spec
 from steppe.specs.learning.optimizer import (
     Adadelta,
@@ -129,4 +130,4 @@ def test_mistakes_are_named_with_their_place_and_the_nearest_word(optimizer, sen
 def test_old_optimisers_that_mean_something_else_here_are_explained(word, way_out):
     for written in (word, {"type": word}, {"type": "multi_step", "optimizer": {"type": word}}):
         with pytest.raises(SpecError, match=f'"{word}" is no optimiser here: .*{way_out}'):
-            read(written)
+            read_agent({"type": "ppo", "optimizer": written})

@@ -59,12 +59,9 @@ def test_defaults_are_those_of_the_old_manual():
         ["grayscale"],
         {"type": "grayscale"},
         [{"type": "grayscale"}],
-        {"state": "grayscale"},
-        {"state": ["grayscale"]},
-        {"state": {"type": "grayscale"}},
     ],
 )
-def test_a_bare_word_and_a_single_stage_and_the_only_state_are_understood(written):
+def test_a_bare_word_and_a_single_stage_are_understood(written):
     assert stages(written) == (Grayscale(type="grayscale"),)
 
 
@@ -156,12 +153,6 @@ def test_specs_are_hashable_and_survive_being_written_down():
             ["running_standardize", "flatten"],
             'wrong value [{"type": "running_standardize"}, {"type": "flatten"}] in a.json at states_preprocessing; the '
             'agent keeps the statistics of "running_standardize", after all other stages; make it the last one',
-        ),
-        (
-            {"camera": ["grayscale"], "state": ["flatten"]},
-            'wrong settings in a.json at states_preprocessing; there is no state "camera" with stages of its own, '
-            "because an environment is observed as one state (Dict and Tuple observations become one vector); give "
-            'one list of stages, or {"state": [...]}',
         ),
         (
             {"width": 84, "height": 84},

@@ -84,9 +84,7 @@ class ActorCriticSettings(OptimizerSettings):
         is_given = "max_gradient_norm" in self.model_fields_set and self.max_gradient_norm is not None
         if is_given and isinstance(innermost(self.optimizer), NaturalGradient):
             more.append("max_gradient_norm is for the value network only: natural steps have a length of their own")
-        if self.baseline is not None and self.learns_values:
-            more += self.baseline.layers().notices
-        return (*super().notices, *more)
+        return tuple(more)
 
     @model_validator(mode="after")
     def _parts_are_apart(self) -> ActorCriticSettings:

@@ -42,11 +42,6 @@ class ContinuousSettings(OffPolicySettings):
     memory: MemorySettings = MemorySettings(capacity=250_000)
     """The replay memory."""
 
-    @property
-    def notices(self) -> tuple[str, ...]:
-        """What a user should know of how the settings and the critics' layers were understood."""
-        return (*super().notices, *(self.critic_network.notices if self.critic_network is not None else ()))
-
     @model_validator(mode="after")
     def _one_optimizer(self) -> ContinuousSettings:
         if any(has_part(each, Evolutionary) for each in (self.optimizer, self.critic_optimizer)):

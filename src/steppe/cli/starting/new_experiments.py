@@ -18,7 +18,7 @@ def described(
     """(the experiment that a command describes, its name, or None if it gets a number)."""
     from steppe.errors import UserError
     from steppe.experiments.lifecycle import WITHOUT_NAME
-    from steppe.specs.experiment import load_experiment
+    from steppe.spec_files import load_experiment
     from steppe.specs.loading.overrides import parse_override
 
     changed = [parse_override(text)[0][0] for text in sets]

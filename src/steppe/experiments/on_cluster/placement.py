@@ -140,9 +140,8 @@ def _chosen(cluster: str, folder: RunFolder) -> tuple[str, ClusterSpec | None]:
     An existing cluster comes before a file. The file may be named with "-" for its "_", or by its path.
     """
     from steppe.clusters import registry
+    from steppe.spec_files import read_cluster
     from steppe.specs.loading.files import SUFFIXES, locate_config, shown_path
-    from steppe.specs.loading.validation import validate
-    from steppe.specs.running.cluster import ClusterSpec
 
     if registry.knows(cluster):
         return registry.hyphenated(cluster), None
@@ -154,7 +153,7 @@ def _chosen(cluster: str, folder: RunFolder) -> tuple[str, ClusterSpec | None]:
     path = next((path for each in spellings if (path := locate_config(each, folders)) is not None), None)
     if path is None:
         return cluster, None
-    spec = validate(ClusterSpec, read_spec_file(path), source=shown_path(path))
+    spec = read_cluster(read_spec_file(path), shown_path(path))
     return registry.hyphenated(spec.name or path.stem), spec
 
 

@@ -25,7 +25,6 @@ from steppe.experiments.process.run import run
 from steppe.experiments.run_folder.store import SILENT_SECONDS, RunFolder, Status
 from steppe.files.durable import write_atomically
 from steppe.platforms.kubernetes.agreement import ELSEWHERE, FAILED_FOR_GOOD, NOTE_FILE
-from steppe.specs.experiment import ExperimentSpec
 
 OVER = 0
 MOST_DEATHS = 3
@@ -138,10 +137,10 @@ def _is_forgotten(status: Status) -> bool:
 
 def _bring_up_to_date(folder: RunFolder, file: Path, generation: str, note: dict[str, Any]) -> None:
     """Writes the spec as the client has it now; a new generation starts anew."""
+    from steppe.spec_files import read_experiment
     from steppe.specs.loading.files import read_spec_file
-    from steppe.specs.loading.validation import Origins, validate
 
-    spec = validate(ExperimentSpec, read_spec_file(file), source=Origins(str(file)))
+    spec = read_experiment(read_spec_file(file), str(file))
     if not folder.exists:
         folder.create(spec)
         return

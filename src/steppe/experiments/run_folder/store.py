@@ -108,14 +108,10 @@ class RunFolder:
 
     def spec(self) -> ExperimentSpec:
         """The validated experiment.json."""
-        from steppe.specs.experiment import ExperimentSpec
+        from steppe.spec_files import read_experiment
         from steppe.specs.loading.files import read_spec_file
-        from steppe.specs.loading.validation import Origins, validate
 
-        origins = Origins(str(self.path / SPEC_FILE))
-        spec = validate(ExperimentSpec, read_spec_file(self.path / SPEC_FILE), source=origins)
-        spec.agent.written_in(origins.below("agent"))
-        return spec
+        return read_experiment(read_spec_file(self.path / SPEC_FILE), str(self.path / SPEC_FILE))
 
     def spec_data(self) -> dict[str, Any]:
         """experiment.json without validation, which is quick; that of the old tfcli is translated."""

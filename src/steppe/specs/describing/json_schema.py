@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import AliasChoices, BaseModel
 from pydantic.json_schema import models_json_schema
 
 from steppe.specs._base import Settings
-from steppe.specs.describing import spellings
 from steppe.specs.describing.docstrings import DescribedSchema
+from steppe.specs.describing.spellings import Spellings, name_of
 from steppe.specs.environment import EnvironmentSpec
-from steppe.specs.experiment import OLD_FIELDS, ExperimentSpec
+from steppe.specs.experiment import ExperimentSpec
 from steppe.specs.learning.agent import AgentSpec
 from steppe.specs.learning.network import NetworkSpec
 from steppe.specs.loading.files import EFFECTIVE
@@ -21,9 +21,6 @@ from steppe.specs.loading.validation import unknown_word
 from steppe.specs.running.cluster import ClusterSpec
 from steppe.specs.running.frequency import Frequency
 from steppe.specs.serving import GraphSpec
-from steppe.tensorforce import vocabulary
-from steppe.tensorforce.defaults import FIELD as DEFAULTS_OF
-from steppe.tensorforce.names import replaced_by
 
 KINDS: dict[str, type[BaseModel]] = {
     "experiment": ExperimentSpec,
@@ -38,49 +35,56 @@ _GIVEN_OTHERWISE = {"name", "agent"}
 """What an experiment has and its file need not say: it is called like its file, and `ppo` learns."""
 
 
-def schema_of(kind: str, agents: Mapping[str, type[Settings]] | None = None) -> Json:
-    """The JSON Schema (draft 2020-12) of one kind of file; `agents` are the agents there are with their settings."""
+def schema_of(
+    kind: str, agents: Mapping[str, type[Settings]] | None = None, spellings: Spellings | None = None
+) -> Json:
+    """The JSON Schema (draft 2020-12) of one kind of file.
+
+    `agents` are the agents there are with their settings, `spellings` what else files may write for a value.
+    """
     if kind not in KINDS:
         raise unknown_word("kind of spec", kind, KINDS)
-    schema = KINDS[kind].model_json_schema(schema_generator=_Schema)
+    spellings = spellings or Spellings()
+    generator = type("_Schema", (_Schema,), {"spellings": spellings})
+    schema = KINDS[kind].model_json_schema(schema_generator=generator)
     if kind == "agent":
-        schema = _any_of(agents, schema) if agents else _or_word(schema)
+        schema = _any_of(agents, schema, generator) if agents else _or_word(schema)
     if kind == "experiment":
         if agents:
-            agent = _any_of(agents, schema["$defs"]["AgentSpec"])
+            agent = _any_of(agents, schema["$defs"]["AgentSpec"], generator)
             schema["$defs"] |= agent.pop("$defs") | {"AgentSpec": agent}
         schema["required"] = [name for name in schema["required"] if name not in _GIVEN_OTHERWISE]
         for name in SUB_SPECS:
             schema["properties"][name] = _or_name(name, schema["properties"][name])
         schema["properties"]["agent"]["anyOf"].append({"type": "null"})
-        schema["properties"]["type"] = {"const": "experiment", "description": "Old files say it; it may be left out."}
         schema["properties"][EFFECTIVE] = {
             "type": "object",
             "description": "What a run has noted of its settings with all defaults; nothing is trained by it.",
         }
-        for old, new in OLD_FIELDS.items():
-            schema["properties"][old] = schema["properties"][new] | {"description": f"The same as {new}."}
+        schema["properties"] |= spellings.fields_of_experiment(schema["properties"])
     if kind == "graph":
         # Only the node at the top may name its schema; those below it are referred to by their names.
         schema["anyOf"] = [_referred(option, schema["$defs"]) for option in schema["anyOf"]]
     if kind == "network":
-        schema = spellings.or_wrapped(schema)
+        schema = spellings.of_network(schema)
     elif "NetworkSpec" in (definitions := schema.get("$defs", {})):
-        definitions["NetworkSpec"] = spellings.or_wrapped(definitions["NetworkSpec"])
+        definitions["NetworkSpec"] = spellings.of_network(definitions["NetworkSpec"])
     return {"$schema": "https://json-schema.org/draft/2020-12/schema"} | _naming_its_schema(schema)
 
 
 class _Schema(DescribedSchema):
+    spellings: ClassVar[Spellings]
+
     def encode_default(self, value: Any) -> Any:
         # Pydantic would write a default out by its parts, where files write text.
         return str(value) if isinstance(value, Frequency) else super().encode_default(value)
 
     def model_schema(self, schema: Any) -> Json:
         model: type[BaseModel] = schema["cls"]
-        return spellings.of_model(model, _with_aliases(model, super().model_schema(schema)))
+        return self.spellings.of_model(model, _with_aliases(model, super().model_schema(schema)))
 
     def function_before_schema(self, schema: Any) -> Json:
-        return spellings.of_value(schema["function"]["function"], super().function_before_schema(schema))
+        return self.spellings.of_value(schema["function"]["function"], super().function_before_schema(schema))
 
 
 def _with_aliases(model: type[BaseModel], schema: Json) -> Json:
@@ -102,39 +106,30 @@ def _all_of(rules: list[Json]) -> Json:
     return {"allOf": rules} if len(rules) > 1 else rules[0] if rules else {}
 
 
-def _any_of(agents: Mapping[str, type[Settings]], general: Json) -> Json:
+def _any_of(agents: Mapping[str, type[Settings]], general: Json, generator: type[_Schema]) -> Json:
     """The schema of an agent with one branch for each type, in place of the general one that takes any setting."""
     models = [(settings, "validation") for settings in agents.values()]
-    places, shared = models_json_schema(models, schema_generator=_Schema)  # type: ignore[arg-type]
+    places, shared = models_json_schema(models, schema_generator=generator)  # type: ignore[arg-type]
     definitions = shared["$defs"]
     own = {settings: place["$ref"].rpartition("/")[2] for (settings, _), place in places.items()}
     branches = []
     for name, settings in agents.items():
         inner = definitions[own[settings]]
-        kind = {"description": general["properties"]["type"]["description"]} | _named(name)
-        properties = {"type": kind} | vocabulary.schemas(settings, inner.get("properties", {}))
-        properties[DEFAULTS_OF] = vocabulary.owners(name)
+        kind = {"description": general["properties"]["type"]["description"]} | generator.spellings.name_of_agent(name)
+        properties = {"type": kind} | generator.spellings.of_agent(name, settings, inner.get("properties", {}))
         required = ["type", *inner.get("required", [])]
         branches.append(_naming_its_schema({**inner, "title": name, "properties": properties, "required": required}))
     complete = [name for name, settings in agents.items() if not definitions[own[settings]].get("required")]
-    words = {"title": "an agent with its defaults", "anyOf": [_named(name) for name in complete]}
+    words = {
+        "title": "an agent with its defaults",
+        "anyOf": [generator.spellings.name_of_agent(name) for name in complete],
+    }
     return {
         "title": general["title"],
         "description": general["description"],
         "oneOf": [*branches, words],
         "$defs": {name: schema for name, schema in definitions.items() if name not in own.values()},
     }
-
-
-def _named(agent: str) -> Json:
-    """TensorForce registered each agent as "ppo_agent" too, and its class could be named by its path."""
-    others = replaced_by(agent)
-    words = {"enum": [agent, f"{agent}_agent", *(f"{name}_agent" for name in others)]}
-    any_case = "".join(f"[{char}{char.upper()}]" if char.isalpha() else "[-_]?" for char in agent)
-    plain = agent.replace("_", "[-_]")
-    path = r"tensorforce\.(.*\.)?"
-    old = "".join(rf"|{name}[-_]agent|{name.upper()}Agent" for name in others)
-    return {"anyOf": [words, {"type": "string", "pattern": rf"^({path})?({plain}([-_]agent)?|{any_case}Agent{old})$"}]}
 
 
 def _or_word(schema: Json) -> Json:
@@ -144,7 +139,7 @@ def _or_word(schema: Json) -> Json:
 
 def _or_name(kind: str, schema: Json) -> Json:
     """A file may give a sub-spec by name, where the spec itself holds it inline."""
-    name = spellings.name_of(kind)
+    name = name_of(kind)
     description = {"description": schema.pop("description")} if "description" in schema else {}
     return description | {"anyOf": [name, *schema.get("anyOf", [schema])]}
 

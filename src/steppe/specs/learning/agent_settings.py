@@ -1,26 +1,26 @@
-"""What every agent can be told, whatever it learns."""
+"""Settings that every agent has, whatever it learns."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, Self
+from typing import Any, Self, get_args
 
-from pydantic import ModelWrapValidatorHandler, PrivateAttr, model_validator
+from pydantic import BaseModel, ModelWrapValidatorHandler, model_validator
 
-from steppe import tensorforce
 from steppe.specs._base import Settings
+from steppe.specs.describing.field_rows import as_written
 from steppe.specs.learning.preprocessing import PreprocessingSpec, RewardPreprocessingSpec
-from steppe.tensorforce.environment_names import Notices
+
+COMPLETED = ("optimizer", "baseline_optimizer", "critic_optimizer", "exploration")
+"""Settings that are objects with a type, which may be left out to change parts of the default."""
 
 
 class AgentSettings(Settings):
     """Settings of every agent."""
 
     states_preprocessing: PreprocessingSpec | None = None
-    """What is done to observations before the network sees them; part of the policy."""
+    """The stages that prepare observations for the network; part of the policy."""
     reward_preprocessing: RewardPreprocessingSpec | None = None
-    """What is done to rewards before the agent learns from them; returns are counted before it."""
-    _notices: Notices = PrivateAttr(default_factory=Notices)
+    """The stages that prepare rewards for learning; returns are counted before them."""
 
     @property
     def counts_episodes(self) -> bool:
@@ -47,18 +47,27 @@ class AgentSettings(Settings):
 
     @property
     def notices(self) -> tuple[str, ...]:
-        """What a user should know of how the settings were understood; no part of the value."""
-        return self._notices.sentences
+        """Sentences for the user on settings with less effect than they seem to have."""
+        return ()
 
-    def with_notices(self, sentences: Iterable[str]) -> Self:
-        """The same settings, which remember what to tell the user."""
-        self._notices = Notices((*self._notices.sentences, *sentences))
-        return self
-
-    @model_validator(mode="wrap")
+    @model_validator(mode="wrap")  # around the validators of subclasses that run before
     @classmethod
-    def _in_present_words(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+    def _with_types_and_without_nulls(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
         if not isinstance(data, dict):
             return handler(data)
-        reading = tensorforce.understand(data, cls.model_fields)
-        return handler(reading.data).with_notices(reading.notices)
+        data = {name: value for name, value in data.items() if value is not None or cls._may_be_null(name)}
+        for name in COMPLETED:
+            given, field = data.get(name), cls.model_fields.get(name)
+            if field is None or not isinstance(given, dict) or not given or "type" in given:
+                continue
+            # The object changes the default, as `--set agent.exploration.timesteps=9` does.
+            default = field.get_default(call_default_factory=True)
+            if isinstance(default, BaseModel):
+                usual = as_written(default)
+                data[name] = ({"type": usual} if isinstance(usual, str) else usual) | given
+        return handler(data)
+
+    @classmethod
+    def _may_be_null(cls, name: str) -> bool:
+        field = cls.model_fields.get(name)
+        return field is None or type(None) in get_args(field.annotation)

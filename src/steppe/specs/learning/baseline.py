@@ -92,13 +92,7 @@ class AggregatedBaseline(Spec):
 
 
 def _understood(value: Any) -> Any:
-    """A bare word has no options; TensorForce left out the type where there was a baseline for each state."""
-    if isinstance(value, str):
-        return {"type": value}
-    is_keyed = isinstance(value, dict) and value and "type" not in value
-    if is_keyed and all(isinstance(inner, dict) for inner in value.values()):
-        return {"type": "aggregated", "baselines": value}
-    return value
+    return {"type": value} if isinstance(value, str) else value
 
 
 BaselineSpec = Annotated[

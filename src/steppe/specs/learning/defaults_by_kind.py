@@ -95,8 +95,13 @@ TABLE: dict[str, dict[Kind, Defaults]] = {
 
 def kind_of(environment: EnvironmentSpec) -> Kind:
     """The kind of an environment, told from its id and settings alone: nothing is imported or made for it."""
-    id = environment.id.rpartition(":")[2]
-    if id.startswith(_PICTURES) and environment.settings.get("obs_type") != "ram":
+    return kind_of_id(environment.id, environment.settings)
+
+
+def kind_of_id(id: str, settings: Mapping[str, Any]) -> Kind:
+    """The kind of the environment with an id, such as `"ALE/Pong-v5"`, and these settings."""
+    id = id.rpartition(":")[2]
+    if id.startswith(_PICTURES) and settings.get("obs_type") != "ram":
         return "pictures"
     if id.startswith(_FAR_GOAL):
         return "far_goal"

@@ -3,38 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    AliasChoices,
-    BeforeValidator,
-    Field,
-    ModelWrapValidatorHandler,
-    PrivateAttr,
-    model_validator,
-)
+from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, model_validator
 
 from steppe.errors import SpecError
 from steppe.specs._base import Count, Flag, ListSpec, Number, Spec, Unit
 from steppe.specs.learning.layer_options import (
-    BATCH_NORMALIZATION,
     L1,
     L2,
-    LAYER_NORM_INSTEAD,
     ActivationWord,
     Aggregation,
     OneOrTwo,
     PaddingWord,
     PoolingWord,
     checked_path,
-    in_present_words,
-    is_batch_normalization,
     listed_names,
+    named_by_path,
 )
 from steppe.specs.loading.validation import validate
-from steppe.tensorforce.environment_names import Notices
 
 
 class Dense(Spec):
@@ -279,7 +266,7 @@ Layer = Annotated[
     | Output
     | Custom,
     Field(discriminator="type", title="layer"),
-    BeforeValidator(in_present_words),
+    BeforeValidator(named_by_path),
 ]
 
 RECURRENT = ("lstm", "internal_lstm", "gru")
@@ -291,8 +278,14 @@ class _Branch(ListSpec[list[Layer]]):
 
 
 def _as_one_list(data: Any) -> Any:
-    """A list of branches as one list of layers, since each branch begins with an input layer anyway."""
-    data = _layers_of(data)
+    """A list of branches as one list of layers, since each branch begins with an input layer anyway.
+
+    The list may be wrapped as {"layers": [...]}, since TOML has no list at the top of a file.
+    """
+    if isinstance(data, str):
+        raise ValueError("it must be a list of layers")
+    if isinstance(data, dict) and list(data) == ["layers"]:
+        data = data["layers"]
     if not isinstance(data, list) or not any(isinstance(each, list) for each in data):
         return data
     layers: list[Any] = []
@@ -309,23 +302,6 @@ def _as_one_list(data: Any) -> Any:
     return layers
 
 
-def _layers_of(data: Any) -> Any:
-    """TensorForce could wrap the list: {"type": "layered", "layers": [...]}."""
-    if isinstance(data, str):
-        raise ValueError("it must be a list of layers")
-    if not isinstance(data, dict) or data.get("type", "layered") != "layered":
-        return data
-    names = {"layers", "layers_spec"} & data.keys()
-    return data[names.pop()] if len(names) == 1 and len(data.keys() - {"type"}) == 1 else data
-
-
-def _written_layers(data: Any) -> Iterator[Any]:
-    """Each layer as it was written, of every branch."""
-    layers = _layers_of(data)
-    for each in layers if isinstance(layers, list) else ():
-        yield from each if isinstance(each, list) else (each,)
-
-
 class NetworkSpec(ListSpec[list[Layer]]):
     """The layers between the observation and the agent's output, first to last; the agent adds its own output layer.
 
@@ -333,20 +309,6 @@ class NetworkSpec(ListSpec[list[Layer]]):
     """
 
     root: Annotated[list[Layer], Field(min_length=1), BeforeValidator(_as_one_list)]
-    _notices: Notices = PrivateAttr(default_factory=Notices)
-
-    @property
-    def notices(self) -> tuple[str, ...]:
-        """What a user should know of how the layers were understood; no part of the value."""
-        return self._notices.sentences
-
-    @model_validator(mode="wrap")
-    @classmethod
-    def _tell_of_other_layers(cls, data: Any, handler: ModelWrapValidatorHandler[NetworkSpec]) -> NetworkSpec:
-        spec = handler(data)
-        if not isinstance(data, NetworkSpec) and any(is_batch_normalization(layer) for layer in _written_layers(data)):
-            spec._notices = Notices((LAYER_NORM_INSTEAD,))
-        return spec
 
     @property
     def is_recurrent(self) -> bool:
@@ -369,6 +331,6 @@ class NetworkSpec(ListSpec[list[Layer]]):
         """The schema also allows branches, and layers of one's own by their path alone."""
         schema = handler.resolve_ref_schema(handler(core_schema))
         own = {"type": "object", "properties": {"type": {"type": "string", "pattern": "[:.]"}}, "required": ["type"]}
-        layer = {"title": "layer", "anyOf": [schema["items"], own, BATCH_NORMALIZATION]}
+        layer = {"title": "layer", "anyOf": [schema["items"], own]}
         schema["items"] = {"anyOf": [layer, {"type": "array", "items": layer}]}
         return schema

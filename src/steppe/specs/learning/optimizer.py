@@ -146,35 +146,8 @@ class SubsamplingStep(Spec):
     """The optimiser."""
 
 
-_NOT_HERE = {
-    "synchronization": "it moves a target network; use target_sync_frequency and target_update_weight instead",
-    "global_optimizer": "sharing an optimiser is what the run modes do; use run_mode instead",
-}
-
-
-_OLD_OPTIONS: dict[str, dict[str, Any]] = {
-    "evolutionary": {"unroll_loop": False},
-    "multi_step": {"unroll_loop": False},
-    "natural_gradient": {"cg_unroll_loop": False},
-    "optimized_step": {"ls_unroll_loop": False, "ls_mode": "exponential"},
-}
-"""What TensorForce's optimisers had too, with the value that says nothing."""
-
-
 def _understood(value: Any) -> Any:
-    """A bare word is an optimiser without options; words of old that mean something else here are explained."""
-    if isinstance(value, str):
-        value = {"type": value}
-    if not isinstance(value, dict) or not isinstance(kind := value.get("type"), str):
-        return value
-    if kind in _NOT_HERE:
-        raise ValueError(f'"{kind}" is no optimiser here: {_NOT_HERE[kind]}')
-    old = _OLD_OPTIONS.get(kind, {})
-    for name in old.keys() & value.keys():
-        if value[name] not in (None, old[name]):
-            reason = "steps are shortened by ls_parameter each time" if name == "ls_mode" else "loops stay loops"
-            raise ValueError(f'"{name}" cannot be honoured: {reason}; leave it out')
-    return {name: option for name, option in value.items() if name not in old}
+    return {"type": value} if isinstance(value, str) else value
 
 
 _Optimizers = Annotated[

@@ -201,7 +201,7 @@ class PreprocessingSpec(ListSpec[tuple[Stage, ...]]):
     @model_validator(mode="before")
     @classmethod
     def _understand(cls, written: Any) -> Any:
-        return _listed(_only_state(written))
+        return _listed(written)
 
 
 class RewardPreprocessingSpec(ListSpec[tuple[Stage, ...]]):
@@ -220,26 +220,10 @@ class RewardPreprocessingSpec(ListSpec[tuple[Stage, ...]]):
         return _listed(written)
 
 
-def _only_state(written: Any) -> Any:
-    """TensorForce keyed the stages of several states by their names; here is one, called "state"."""
-    is_keyed = isinstance(written, dict) and "type" not in written
-    if not is_keyed or not all(isinstance(value, list | dict | str) for value in written.values()):
-        return written
-    if unknown := written.keys() - {"state"}:
-        raise ValueError(
-            f'there is no state "{min(unknown)}" with stages of its own, because an environment is observed as one '
-            'state (Dict and Tuple observations become one vector); give one list of stages, or {"state": [...]}'
-        )
-    return written.get("state", written)
-
-
 def _listed(written: Any) -> Any:
     """A list of stages that each are an object."""
     if isinstance(written, str | dict):
         written = [written]
     if not isinstance(written, list | tuple):
         return written
-    stages = tuple({"type": stage} if isinstance(stage, str) else stage for stage in written)
-    if any(isinstance(stage, dict) and stage.get("type") == "center" for stage in stages):
-        raise ValueError('there is no stage "center"; use "standardize", by an observation\'s own mean and deviation')
-    return stages
+    return tuple({"type": stage} if isinstance(stage, str) else stage for stage in written)

@@ -11,7 +11,6 @@ from typing import Any
 
 from steppe.errors import SpecError
 from steppe.specs.loading.validation import Steps, join_path
-from steppe.tensorforce.overriding import as_written
 
 _PYTHON_WORDS = {"True": True, "False": False, "None": None}
 
@@ -37,8 +36,6 @@ def parse_override(text: str) -> tuple[Steps, Any]:
 
 def put(data: dict[str, Any], steps: Steps, value: Any, text: str) -> Steps:
     """Set the value at `steps` in `data` itself; the way to the first thing that was not there before."""
-    if steps[0] == "agent" and isinstance(data.get("agent"), dict):
-        steps = ("agent", *as_written(data["agent"], steps[1:]))
     inside: Any = data
     for number, step in enumerate(steps[:-1], start=1):
         key = _key(inside, step, steps[: number - 1], text)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -58,14 +58,6 @@ class ClusterSpec(Spec):
     """The Kubernetes version; without it the provider's default."""
     kubernetes: KubernetesSpec = KubernetesSpec()
     """How Pods are made on it, unless an experiment says otherwise."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _understand_old_words(cls, data: Any) -> Any:
-        # An old file says what it is.
-        if not isinstance(data, dict) or data.get("type") != "cluster":
-            return data
-        return {name: value for name, value in data.items() if name != "type"}
 
     @field_validator("namespace")
     @classmethod

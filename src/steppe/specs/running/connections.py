@@ -144,8 +144,6 @@ def gathered(data: dict[str, Any], own: Collection[str]) -> dict[str, Any]:
 
     `own` are the fields that every environment has.
     """
-    if data.get("type") in tuple(CONNECTIONS) and "id" not in data:
-        data = {"id": data["type"]} | {name: value for name, value in data.items() if name != "type"}
     settings = data.get("settings", {})
     beside = {name: value for name, value in data.items() if name not in own}
     if data.get("id") not in tuple(CONNECTIONS) or not beside or not isinstance(settings, dict):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import secrets
 from collections.abc import Callable, Collection
 from typing import Any
@@ -99,9 +100,9 @@ def workload_in(root: Json, kube: Kube, name: str) -> Workload:
 
 def plan_of(root: Json, namespace: str) -> ManifestPlan:
     """The part of the plan of a started experiment that a reader needs."""
-    from steppe.specs.experiment import ExperimentSpec
+    from steppe.spec_files import read_experiment
 
-    spec = ExperimentSpec.model_validate_json(root["data"][SPEC_KEY])
+    spec = read_experiment(json.loads(root["data"][SPEC_KEY]))
     return ManifestPlan(spec, annotations_of(root).get(naming.PROJECT, ""), namespace, cluster=spec.cluster)
 
 

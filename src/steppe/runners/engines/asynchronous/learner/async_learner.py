@@ -26,7 +26,8 @@ from steppe.runners.engines.asynchronous.learner.worker_server import WorkerServ
 from steppe.runners.engines.asynchronous.wire.access import LearnerAccess, access_from
 from steppe.runners.engines.asynchronous.wire.board import Spaces
 from steppe.runners.engines.asynchronous.wire.task import LONGEST_EPISODE, TIMESTEPS, Task
-from steppe.specs.experiment import ExperimentSpec, load_experiment
+from steppe.spec_files import load_experiment
+from steppe.specs.experiment import ExperimentSpec
 from steppe.specs.learning.agent import AgentSpec
 from steppe.specs.running.connections import split_address, written_address
 

@@ -6,6 +6,7 @@ from itertools import count
 from typing import Any
 
 from steppe.errors import UserError
+from steppe.spec_files import read_environment
 from steppe.specs.environment import EnvironmentSpec
 
 _numbers = count()
@@ -19,7 +20,7 @@ def environment_of(given: Any, num_envs: int) -> EnvironmentSpec:
     if isinstance(given, EnvironmentSpec):
         return given
     if isinstance(given, str | dict):
-        return EnvironmentSpec.model_validate(given)
+        return read_environment(given)
     import gymnasium
 
     entry = given
