@@ -26,7 +26,7 @@ CLOUD_VARIABLES = ("AWS_", "GOOGLE_", "CLOUDSDK_", "GCLOUD_", "KUBE", "STEPPE_",
 
 @dataclass(frozen=True)
 class Answer:
-    """What a command printed and how it ended."""
+    """The output and exit code of a command."""
 
     code: int
     out: str
@@ -43,7 +43,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     home, work = tmp_path / "home", tmp_path / "work"
     home.mkdir()
     work.mkdir()
-    # Images of the testbed are not made anew for each home.
+    # All home folders share the images of the testbed.
     monkeypatch.setenv("KUBE_TESTBED_CACHE", os.environ.get("KUBE_TESTBED_CACHE") or str(TESTBED_CACHE))
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(home / ".config"))
@@ -54,13 +54,13 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     for name in ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy", "ALL_PROXY", "all_proxy"):
         monkeypatch.delenv(name, raising=False)
-    # No real cloud, whatever a test forgets.
+    # No test may reach a real cloud, even by mistake.
     monkeypatch.setenv("STEPPE_GKE_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-    # Also for the commands that a kubeconfig names, from whatever folder they are run.
+    # Also for the commands that a kubeconfig names, which run in any folder.
     monkeypatch.setenv("PYTHONPATH", str(Path(steppe_package.__file__).resolve().parents[1]))
     monkeypatch.chdir(work)
-    # Each keeps what it has opened, which belongs to another test's cloud.
+    # Providers keep their clients, which belong to another test's cloud.
     registry.provider.cache_clear()
     return work
 
@@ -101,7 +101,7 @@ def google(monkeypatch: pytest.MonkeyPatch) -> Iterator[GoogleCloud]:
     pytest.importorskip("google.cloud.container_v1", reason="google-cloud-container is not installed")
     from google.auth import credentials
 
-    # Beside each request the library asks a fixed address of Google's where the account may work; that is no loopback.
+    # With each request the library also asks a fixed address of Google's where the account may work; not a loopback.
     boundary = getattr(credentials, "CredentialsWithRegionalAccessBoundary", None)
     if boundary is not None:
         monkeypatch.setattr(boundary, "_is_regional_access_boundary_lookup_required", lambda self: False)
@@ -142,7 +142,7 @@ def amazon_serving() -> Iterator[AmazonCloud]:
     pytest.importorskip("boto3", reason="boto3 is not installed")
     pytest.importorskip("moto.server", reason="moto is not installed")
     with pytest.MonkeyPatch.context() as patched:
-        # Amazon's own policies, which moto has only when told so.
+        # Amazon's own policies, which moto loads only on request.
         patched.setenv("MOTO_IAM_LOAD_MANAGED_POLICIES", "true")
         # Nobody is to look for a cluster beyond this machine.
         patched.setattr("moto.eks.models.ENDPOINT_TEMPLATE", "https://127.0.0.1:9")
@@ -169,7 +169,7 @@ def amazon(amazon_serving: AmazonCloud, monkeypatch: pytest.MonkeyPatch) -> Amaz
 
 @pytest.fixture
 def client(amazon: AmazonCloud) -> Callable[[str], Any]:
-    """Gives Amazon's client of a service, to see what there is."""
+    """Returns Amazon's client of a service, to inspect the result."""
     import boto3
 
     return boto3.Session(region_name="eu-west-1").client

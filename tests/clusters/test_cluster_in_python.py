@@ -1,4 +1,4 @@
-"""steppe.Cluster: the same clusters as those of the commands. kind is played by a stand-in on PATH."""
+"""steppe.Cluster manages the same clusters as the commands; kind is a fake program on PATH."""
 
 from __future__ import annotations
 

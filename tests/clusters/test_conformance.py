@@ -1,4 +1,4 @@
-"""What holds for every provider."""
+"""The conformance suite that every provider passes."""
 
 from __future__ import annotations
 
@@ -108,5 +108,5 @@ def test_a_missing_package_is_an_error_with_its_extra(
     assert answer.code == 2
     assert f'pip install "steppe[{provider}]"' in answer.err
     assert registry.names() == []
-    # And whoever uses neither cloud is not told of it.
+    # Users of neither cloud do not see this error.
     assert json.loads(steppe("cluster", "list", "--json").out)["notes"] == []

@@ -1,4 +1,4 @@
-"""GKE, through Google's own client library against a stand-in of its REST API on loopback."""
+"""GKE, through Google's own client library against a fake of its REST API on loopback."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_dry_run_prints_what_is_sent_and_sends_nothing(steppe: Steppe, project: 
     for cluster in (shown, sent):
         # Each cluster has an id of its own.
         cluster["resourceLabels"]["steppe-id"] = cluster["nodePools"][0]["config"]["resourceLabels"]["steppe-id"] = "x"
-    # The library writes numbers for words and leaves out what is the default: as Google understands them, they agree.
+    # The library writes numbers for enums and omits defaults; Google's types parse both forms to the same value.
     assert Cluster.from_json(json.dumps(shown)) == Cluster.from_json(json.dumps(sent))
 
 
@@ -243,7 +243,7 @@ def test_a_namesake_of_the_cluster_that_was_made_is_not_deleted(
 def test_making_a_cluster_does_not_resume_with_a_namesake(steppe: Steppe, project: Path, google: GoogleCloud) -> None:
     google.failure = "no"
     assert steppe("cluster", "create", *SMALL).code == 1
-    # What was begun was removed in the console, and somebody took its name.
+    # The unfinished cluster was removed in the console, and somebody took its name.
     google.clusters["cloud-7", "europe-west1-b", "first"] = {"name": "first", "status": "RUNNING"}
     answer = steppe("cluster", "create", *SMALL)
     assert answer.code == 1
@@ -290,7 +290,7 @@ def test_kubeconfig_holds_no_secret_and_a_command_gets_tokens(
     assert content["clusters"][0]["cluster"]["server"] == "https://127.0.0.1:9"
     command = content["users"][0]["user"]["exec"]
     assert command["command"] == sys.executable
-    # From anywhere: the project's folder is not needed once the cluster is there.
+    # From any folder: the project is not needed once the cluster exists.
     done = subprocess.run([command["command"], *command["args"]], capture_output=True, text=True, cwd="/")
     assert done.returncode == 0, done.stderr
     credential = json.loads(done.stdout)

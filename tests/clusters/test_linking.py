@@ -1,4 +1,4 @@
-"""`steppe init -r`: a project is linked to a cloud project, and the key stays where it is."""
+"""`steppe init -r` links a project to a cloud project, and does not copy the key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""kind and k3d: their programs are played by a recorded stand-in on PATH, since neither can run without Docker."""
+"""kind and k3d, with fake programs on PATH, since neither can run without Docker."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_a_cluster_that_is_half_made_keeps_the_experiment_it_is_made_for(program
     spec = ClusterSpec(provider="kind", num_nodes=1)
     begun = lifecycle.plan(spec, "here", made_for="/runs/first")
     registry.write(begun)
-    # The second start goes on, and still knows whose cluster it is.
+    # The second start resumes, and still knows the owner of the cluster.
     lifecycle.ensure("here", spec, lambda line: None, made_for="/runs/first")
     assert (registry.read("here").state, registry.read("here").made_for) == ("ready", "/runs/first")
     lifecycle.ensure("here", spec, lambda line: None, made_for="/runs/second")

@@ -1,4 +1,4 @@
-"""What Steppe remembers of clusters, and contexts of a kubeconfig."""
+"""The registry of clusters, and contexts of a kubeconfig."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_delete_all_keeps_registered_clusters(steppe: Steppe, config: Path) -> N
 
 def test_forget_asks_no_provider(steppe: Steppe, config: Path, answering: Callable[[str], None]) -> None:
     register(steppe, config)
-    # Whatever has become of its provider: this one is not even installed.
+    # Forgetting works even if the provider's program is not installed.
     record = registry.read("lab")
     registry.write(dataclasses.replace(record, provider="k3d", is_owned=True, place={}))
     answering("no")
@@ -205,7 +205,7 @@ def test_every_shipped_cluster_file_is_valid_even_with_an_old_name(
     assert answer.code == 0, answer.err
     name = file.replace("_", "-")
     assert registry.names() == [name]
-    # Whoever goes on calling it by its old name is understood.
+    # The old name still finds the cluster.
     assert registry.find(file).name == name
     assert steppe("cluster", "delete", "-c", file, "--yes").out == f'forgot cluster "{name}"\n'
     assert registry.names() == []

@@ -23,7 +23,7 @@ Steppe = Callable[..., Any]
 
 
 def findings(steppe: Steppe, *words: str) -> dict[str, dict[str, str]]:
-    """What `cluster check` found, by what it is about."""
+    """The findings of `cluster check` by their subject."""
     answer = steppe("cluster", "check", "-c", "lab", "--json", *words)
     found = json.loads(answer.out)
     assert answer.code == (0 if found["is_fit"] else 1)
@@ -152,7 +152,7 @@ def test_an_unreachable_cluster_is_a_one_sentence_error(
 def test_a_cloud_cluster_is_opened_with_a_token_from_its_cloud(
     steppe: Steppe, testbed: Testbed, namespace: str, project: Path, google: GoogleCloud, tmp_path: Path
 ) -> None:
-    """Google's stand-in gives out the testbed's address and, at the sign-in, a token that its API server takes."""
+    """The fake of Google returns the testbed's address and, at the sign-in, a token that its API server accepts."""
     config = json.loads(testbed.account(namespace, permissions.RULES, tmp_path).read_text())
     cluster = config["clusters"][0]["cluster"]
     google.endpoint = cluster["server"].removeprefix("https://")
@@ -177,7 +177,7 @@ def test_deleting_a_cloud_cluster_deletes_its_disks(
     google: GoogleCloud,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The stand-in of Google's cloud makes the testbed its cluster; an administrator's token opens it."""
+    """The fake of Google's cloud presents the testbed as its cluster; an administrator's token opens it."""
     if not testbed.is_ours:
         pytest.skip("nothing is emptied but the testbed")
     # Experiments of other tests that run there now are none of this one's.

@@ -52,7 +52,7 @@ HASTY = "from steppe.platforms.kubernetes.diagnosis import pod_health; pod_healt
 
 
 @pytest.mark.long
-def test_a_driver_pod_that_is_deleted_goes_on_in_another(workplace: Workplace):
+def test_a_deleted_driver_pod_is_replaced_by_another(workplace: Workplace):
     workplace.new("moved", total_timesteps=3_000_000, saver_frequency="3600s")
     workplace.steppe("experiment", "start", "-e", "moved", "-c", "testbed", "--detach")
     workplace.wait_for("moved", "running", timestep=1)
@@ -78,14 +78,14 @@ def test_a_worker_that_hangs_before_it_has_joined_is_replaced(workplace: Workpla
 
 
 @pytest.mark.faults
-def test_a_run_in_mode_async_outlives_its_pods(workplace: Workplace):
+def test_an_async_run_survives_the_loss_of_its_pods(workplace: Workplace):
     fields = {"num_workers": 2, "total_timesteps": 150_000, "saver_frequency": "3600s"}
     workplace.new("crew", run_mode="async", agent="dqn", **fields)
     outlive(workplace, "crew", {"worker": 2, "driver": 1})
 
 
 @pytest.mark.faults
-def test_a_worker_that_hangs_begins_anew_in_its_pod(workplace: Workplace):
+def test_a_hanging_worker_restarts_in_its_pod(workplace: Workplace):
     (workplace.folder / "stuck.py").write_text(STUCK)
     fields = {"num_workers": 2, "total_timesteps": 10_000, "asynchronous": {"worker_timeout": 10}}
     workplace.new("stuck", run_mode="async", agent="dqn", environment="stuck:make", **fields)
@@ -95,14 +95,14 @@ def test_a_worker_that_hangs_begins_anew_in_its_pod(workplace: Workplace):
 
 
 @pytest.mark.faults
-def test_a_run_in_mode_distributed_outlives_its_pods(workplace: Workplace):
+def test_a_distributed_run_survives_the_loss_of_its_pods(workplace: Workplace):
     fields = {"num_workers": 2, "num_parameter_servers": 1, "total_timesteps": 3_000_000, "saver_frequency": "3600s"}
     workplace.new("shards", run_mode="distributed", **fields)
     outlive(workplace, "shards", {"worker": 2, "server": 1, "driver": 1})
 
 
 @pytest.mark.faults
-def test_a_run_outlives_its_node(workplace: Workplace):
+def test_a_run_survives_the_loss_of_its_node(workplace: Workplace):
     testbed = workplace.testbed
     first, second = testbed.with_nodes(2)[:2]
     workplace.new("node", total_timesteps=6_000_000)
@@ -125,7 +125,7 @@ def test_a_run_outlives_its_node(workplace: Workplace):
 
 
 @pytest.mark.faults
-def test_a_run_whose_driver_finds_no_other_node_can_be_paused_and_deleted(workplace: Workplace):
+def test_a_run_without_a_node_for_its_driver_can_be_paused_and_deleted(workplace: Workplace):
     testbed = workplace.testbed
     workplace.new("homeless", total_timesteps=100_000_000)
     workplace.steppe("experiment", "start", "-e", "homeless", "-c", "testbed", "--detach")
@@ -150,7 +150,7 @@ def test_a_run_whose_driver_finds_no_other_node_can_be_paused_and_deleted(workpl
     wait_until(lambda: not workplace.left(), "everything to be gone", seconds=300, pause=1.0)
 
 
-def test_an_image_that_cannot_be_pulled_ends_in_a_sentence(workplace: Workplace):
+def test_an_image_that_cannot_be_pulled_is_a_one_sentence_error(workplace: Workplace):
     workplace.new("image", kubernetes={"image": "localhost/no-such-image:1"})
     said = workplace.steppe("experiment", "start", "-e", "image", "-c", "testbed", exit_code=1, before=HASTY)
     assert "the image localhost/no-such-image:1 of Pod" in said
@@ -159,7 +159,7 @@ def test_an_image_that_cannot_be_pulled_ends_in_a_sentence(workplace: Workplace)
     wait_until(lambda: not workplace.pods_of("driver"), "its Pod to end", seconds=300, pause=1.0)
 
 
-def test_workers_that_cannot_be_pulled_end_in_a_sentence(workplace: Workplace):
+def test_a_missing_image_of_workers_is_a_one_sentence_error(workplace: Workplace):
     kubernetes = {"worker": {"image": "localhost/no-such-image:1"}}
     workplace.new("crew", run_mode="async", agent="dqn", num_workers=2, kubernetes=kubernetes)
     said = workplace.steppe("experiment", "start", "-e", "crew", "-c", "testbed", exit_code=1, before=HASTY)
@@ -170,14 +170,14 @@ def test_workers_that_cannot_be_pulled_end_in_a_sentence(workplace: Workplace):
 
 
 @pytest.mark.long
-def test_a_quota_without_room_for_workers_ends_in_a_sentence(workplace: Workplace):
+def test_a_quota_without_room_for_workers_is_a_one_sentence_error(workplace: Workplace):
     limit_pods(workplace, 2)
     workplace.new("shards", run_mode="distributed", num_workers=2, num_parameter_servers=1)
     said = workplace.steppe("experiment", "start", "-e", "shards", "-c", "testbed", exit_code=1, before=HASTY)
     assert "1 of 1 servers and 0 of 2 workers are ready: the namespace has no room for a Pod: exceeded quota" in said
 
 
-def test_a_run_whose_pod_is_gone_after_its_end_has_completed(workplace: Workplace):
+def test_a_completed_run_without_its_pod_is_shown_as_completed(workplace: Workplace):
     workplace.new("done", total_timesteps=4_000)
     workplace.steppe("experiment", "start", "-e", "done", "-c", "testbed", "--detach")
     is_done = lambda: (pods := workplace.pods_of("driver")) and has_ended(pods[0])  # noqa: E731
@@ -188,21 +188,21 @@ def test_a_run_whose_pod_is_gone_after_its_end_has_completed(workplace: Workplac
     assert (status["state"], status["timestep"] >= 4_000) == ("completed", True)
 
 
-def test_a_quota_that_is_too_small_ends_in_a_sentence(workplace: Workplace):
+def test_a_quota_that_is_too_small_is_a_one_sentence_error(workplace: Workplace):
     limit_pods(workplace, 0)
     workplace.new("quota")
     said = workplace.steppe("experiment", "start", "-e", "quota", "-c", "testbed", exit_code=1)
     assert "the namespace has no room for a Pod: exceeded quota: small, requested: pods=1" in said
 
 
-def test_a_pod_that_runs_out_of_memory_says_so(workplace: Workplace):
+def test_a_pod_out_of_memory_is_reported(workplace: Workplace):
     workplace.new("memory", kubernetes={"driver": {"memory": 0.1}})
     said = workplace.steppe("experiment", "start", "-e", "memory", "-c", "testbed", exit_code=1)
     assert "ran out of memory" in said
     assert "kubernetes.driver.memory" in said
 
 
-def test_an_unreachable_cluster_ends_in_a_sentence(workplace: Workplace, tmp_path):
+def test_an_unreachable_cluster_is_a_one_sentence_error(workplace: Workplace, tmp_path):
     config = json.loads(workplace.testbed.kubectl("config", "view", "--raw", "--minify", "--flatten", "-o", "json"))
     config["clusters"][0]["cluster"]["server"] = "https://127.0.0.1:9"
     path = tmp_path / "nowhere.json"
@@ -215,7 +215,7 @@ def test_an_unreachable_cluster_ends_in_a_sentence(workplace: Workplace, tmp_pat
     assert "created" in workplace.steppe("experiment", "list")
 
 
-def test_the_listed_role_is_enough(workplace: Workplace, tmp_path):
+def test_the_documented_role_is_sufficient(workplace: Workplace, tmp_path):
     workplace.register(workplace.testbed.account(workplace.namespace, RULES, tmp_path), name="limited")
     workplace.new("role", total_timesteps=4_000)
     workplace.steppe("experiment", "start", "-e", "role", "-c", "limited")

@@ -86,7 +86,7 @@ def test_build_hands_the_checkout_to_docker(programs, steppe):
     assert f'"kubernetes": {{"image": "steppe:{__version__}"}}' in answer.out
 
 
-def test_podman_builds_for_gpus_under_a_name_of_ones_own(programs, steppe):
+def test_podman_builds_for_gpus_under_a_given_name(programs, steppe):
     calls = programs("podman")
     answer = steppe("image", "build", "--gpu", "-t", "registry.example.com:5000/team/steppe:7", "--base", "sim:3")
     (call,) = called(calls)
@@ -115,7 +115,7 @@ def test_a_program_that_does_not_work_is_named_with_its_reason(programs, steppe,
     )
 
 
-def test_without_any_program_the_error_says_what_to_install(programs, steppe):
+def test_an_error_without_any_program_explains_what_to_install(programs, steppe):
     programs()
     answer = steppe("image", "push", "example.com/a:1")
     assert (answer.code, "install one first" in answer.err) == (2, True)
@@ -128,7 +128,7 @@ def test_a_program_can_be_chosen(programs, steppe):
     assert "docker, podman or buildah" in steppe("image", "build", "--program", "kaniko").err
 
 
-def test_a_failed_build_and_a_failed_push_end_in_a_sentence(programs, steppe, monkeypatch):
+def test_failed_builds_and_pushes_are_one_sentence_errors(programs, steppe, monkeypatch):
     programs("docker")
     monkeypatch.setenv("EXIT_CODE", "3")
     build = steppe("image", "build", "-t", "a:1")
@@ -165,7 +165,7 @@ def test_dry_run_prints_the_command_and_runs_nothing(programs, steppe):
     assert called(calls) == []
 
 
-def test_a_dry_run_needs_no_program_that_works(programs, steppe, monkeypatch):
+def test_a_dry_run_needs_no_working_program(programs, steppe, monkeypatch):
     monkeypatch.setenv("COMPLAINT_OF_docker", "no daemon")
     programs("docker")
     assert steppe("image", "build", "--dry-run").out.startswith("docker build --tag steppe:")
@@ -197,7 +197,7 @@ def test_an_installed_wheel_builds_from_a_copy_of_itself(programs, tmp_path):
     assert not Path(call["words"][-1]).exists()
 
 
-def test_the_wheel_carries_what_the_build_needs():
+def test_the_wheel_contains_all_files_of_the_build():
     import tomllib
 
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
@@ -212,12 +212,12 @@ def test_dockerfile_copies_only_what_the_ignore_file_lets_through():
 
 
 @pytest.mark.parametrize("page", ["docs/kubernetes.md", "docs/commands.md", "src/steppe/cli/image.py"])
-def test_what_is_said_of_the_base_is_what_the_dockerfile_has(page):
+def test_the_documented_base_image_is_that_of_the_dockerfile(page):
     (base,) = re.findall(r"^ARG BASE=(\S+)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
     assert re.findall(r"python:3[\w.-]*\w", (ROOT / page).read_text()) == [base]
 
 
-def test_the_image_trains_as_nobody_special_on_a_read_only_disk(testbed: Testbed, namespace: str, image: str):
+def test_the_image_trains_as_any_user_on_a_read_only_disk(testbed: Testbed, namespace: str, image: str):
     words = ["train", "CartPole-v1", "-t", "20000", "--seed", "1", "-q", "-n", "run"]
     printed = run_to_its_end(testbed, namespace, image, words)
     assert "Traceback" not in printed

@@ -52,7 +52,7 @@ def without_defaults(job: dict[str, Any]) -> dict[str, Any]:
     return job
 
 
-def test_without_kuberay_nothing_is_made_and_the_error_says_how_to_install_it(workplace: Workplace):
+def test_without_kuberay_nothing_is_made_and_the_error_explains_its_installation(workplace: Workplace):
     if CRD in workplace.testbed.kubectl("get", "crd", "-o", "name"):
         pytest.skip("this cluster has KubeRay")
     workplace.new("none", **FIELDS)
@@ -64,7 +64,7 @@ def test_without_kuberay_nothing_is_made_and_the_error_says_how_to_install_it(wo
     assert "created" in workplace.steppe("experiment", "list")
 
 
-def test_a_kuberay_that_knows_no_tokens_is_refused(testbed: Testbed, workplace: Workplace):
+def test_a_kuberay_without_tokens_is_refused(testbed: Testbed, workplace: Workplace):
     with ray_jobs(testbed, WITHOUT_TOKENS):
         workplace.new("old", **FIELDS)
         said = workplace.steppe("experiment", "start", "-e", "old", "-c", "testbed", exit_code=1)
@@ -74,7 +74,7 @@ def test_a_kuberay_that_knows_no_tokens_is_refused(testbed: Testbed, workplace: 
 
 
 @pytest.mark.usefixtures("kuberay")
-def test_a_ray_job_belongs_to_the_experiment_and_goes_with_it(workplace: Workplace):
+def test_a_ray_job_is_deleted_with_its_experiment(workplace: Workplace):
     workplace.new("owned", **FIELDS)
     workplace.steppe("experiment", "start", "-e", "owned", "-c", "testbed", "--detach")
     (job,) = ray_jobs_of(workplace)
@@ -93,7 +93,7 @@ def test_a_ray_job_belongs_to_the_experiment_and_goes_with_it(workplace: Workpla
 
 
 @pytest.mark.usefixtures("operator")
-def test_what_kuberay_refuses_is_told_in_its_own_words(workplace: Workplace, monkeypatch: pytest.MonkeyPatch):
+def test_a_refusal_of_kuberay_is_shown_in_its_own_words(workplace: Workplace, monkeypatch: pytest.MonkeyPatch):
     workplace.new("refused", **FIELDS)
     monkeypatch.setattr("ray_operator.OLDEST_RAY_WITH_TOKENS", (999, 0, 0))
     workplace.steppe("experiment", "start", "-e", "refused", "-c", "testbed", "--detach")
@@ -119,7 +119,7 @@ def test_the_role_needs_ray_jobs_too(workplace: Workplace, tmp_path):
 
 @pytest.mark.long
 @pytest.mark.usefixtures("operator")
-def test_an_experiment_trains_through_a_ray_job_and_its_end_is_seen_later(workplace: Workplace, tmp_path):
+def test_an_experiment_trains_in_a_ray_job_and_its_end_is_noticed_later(workplace: Workplace, tmp_path):
     workplace.new("ray", total_timesteps=30_000, **FIELDS)
     workplace.steppe("experiment", "start", "-e", "ray", "-c", "testbed", "--detach")
 
@@ -141,7 +141,7 @@ def test_an_experiment_trains_through_a_ray_job_and_its_end_is_seen_later(workpl
 @pytest.mark.long
 @pytest.mark.faults
 @pytest.mark.usefixtures("operator")
-def test_a_run_of_a_ray_job_is_paused_resumed_and_outlives_its_head(workplace: Workplace):
+def test_a_ray_job_can_be_paused_and_resumed_and_survives_the_loss_of_its_head(workplace: Workplace):
     workplace.new("ray", total_timesteps=100_000_000, saver_frequency="3600s", **FIELDS)
     workplace.steppe("experiment", "start", "-e", "ray", "-c", "testbed", "--detach")
     workplace.wait_for("ray", "running", timestep=1)
@@ -166,7 +166,7 @@ def test_a_run_of_a_ray_job_is_paused_resumed_and_outlives_its_head(workplace: W
 
 @pytest.mark.long
 @pytest.mark.usefixtures("operator")
-def test_what_fails_for_good_has_failed_after_all_of_kuberays_tries(workplace: Workplace):
+def test_a_permanent_failure_has_failed_after_all_retries_of_kuberay(workplace: Workplace):
     own = {"engine": "kuberay", "image": workplace.pods["image"]}
     workplace.new("bad", environment="nowhere_installed:World", **FIELDS | {"kubernetes": own})
     workplace.steppe("experiment", "start", "-e", "bad", "-c", "testbed", "--detach")

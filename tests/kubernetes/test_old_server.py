@@ -30,7 +30,9 @@ DISPENSABLE = {"spec.podFailurePolicy"}
 
 
 @pytest.mark.parametrize("mode", ["single", "multi-threaded", "distributed", "async"])
-def test_nothing_that_matters_is_dropped(testbed: Testbed, namespace: str, tmp_path: Path, mode: str) -> None:
+def test_an_old_server_keeps_every_field_that_matters(
+    testbed: Testbed, namespace: str, tmp_path: Path, mode: str
+) -> None:
     given = {"name": "first", "environment": "CartPole-v1", "platform": "kubernetes", "run_mode": mode}
     spec = load_experiment(None, given | {"kubernetes": PODS}, [], tmp_path, options=False)
     files = [Packed("good.safetensors", 1, "0" * 64, (b"x",))]

@@ -85,7 +85,7 @@ def workplace(
     end_watchers(folder)
 
 
-def test_a_cluster_is_made_for_an_experiment_and_deleted_when_its_results_are_home(workplace: OwnWorkplace) -> None:
+def test_a_cluster_made_for_an_experiment_is_deleted_after_the_download(workplace: OwnWorkplace) -> None:
     workplace.new("one", total_timesteps=4_000)
     printed = workplace.steppe("experiment", "start", "-e", "one")
     assert f'fetching the results from cluster "{NAME}"' in printed
@@ -106,7 +106,7 @@ def test_a_cluster_is_made_for_an_experiment_and_deleted_when_its_results_are_ho
     assert workplace.status("one")["timestep"] >= 8_000
 
 
-def test_a_detached_run_comes_home_and_its_cluster_ends_though_nobody_watches(workplace: OwnWorkplace) -> None:
+def test_a_detached_run_is_downloaded_and_its_cluster_deleted(workplace: OwnWorkplace) -> None:
     workplace.new("alone", total_timesteps=4_000)
     started = workplace.steppe("experiment", "start", "-e", "alone", "--detach")
     folder = workplace.folder_of("alone")
@@ -129,7 +129,7 @@ def is_free(folder: Path, file: str) -> bool:
 
 
 @pytest.mark.long
-def test_completion_that_nobody_watched_is_told_and_download_ends_the_cluster(
+def test_an_unobserved_completion_is_reported_and_download_deletes_the_cluster(
     workplace: OwnWorkplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As if this machine had been switched off meanwhile.
@@ -148,7 +148,7 @@ def test_completion_that_nobody_watched_is_told_and_download_ends_the_cluster(
 
 
 @pytest.mark.long
-def test_a_cluster_that_others_use_is_not_deleted(workplace: OwnWorkplace) -> None:
+def test_a_cluster_with_other_experiments_is_not_deleted(workplace: OwnWorkplace) -> None:
     about = {naming.EXPERIMENT: "theirs", naming.PROJECT: "far"}
     other = {"name": "theirs", "labels": {naming.MANAGED_BY: naming.MANAGER}, "annotations": about}
     workplace.testbed.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": other}, namespace=workplace.namespace)

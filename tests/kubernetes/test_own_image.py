@@ -123,9 +123,7 @@ def test_only_the_workers_have_the_simulator(workplace: Workplace, own_image: st
     assert -50 <= lines[-1]["mean_return"] <= 0
 
 
-def test_an_environment_that_workers_have_not_either_fails_the_experiment_with_a_sentence(
-    workplace: Workplace, own_image: str
-):
+def test_an_environment_that_workers_lack_too_is_a_one_sentence_error(workplace: Workplace, own_image: str):
     workplace.new("typo", **fields_of(own_image, environment="tank_simulation:Tank"))
     workplace.steppe("experiment", "start", "-e", "typo", "-c", "testbed", "--detach")
     reason = workplace.wait_for("typo", "failed")["reason"]
@@ -135,7 +133,7 @@ def test_an_environment_that_workers_have_not_either_fails_the_experiment_with_a
     )
 
 
-def test_evaluations_need_the_environment_at_the_driver(workplace: Workplace, own_image: str):
+def test_evaluations_need_the_environment_in_the_drivers_image(workplace: Workplace, own_image: str):
     workplace.new("judged", **fields_of(own_image, evaluation={"episodes": 1, "every": 1_000}))
     workplace.steppe("experiment", "start", "-e", "judged", "-c", "testbed", "--detach")
     reason = workplace.wait_for("judged", "failed")["reason"]

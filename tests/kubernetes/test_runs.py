@@ -86,7 +86,7 @@ def test_each_other_run_mode_learns(workplace: Workplace, mode, fields):
 
 
 @pytest.mark.learning
-def test_workers_are_paused_and_resumed_with_what_was_learned(workplace: Workplace, tmp_path):
+def test_a_paused_run_with_workers_resumes_its_training(workplace: Workplace, tmp_path):
     workplace.new("crew", run_mode="async", num_workers=2, agent="dqn", total_timesteps=100_000_000)
     workplace.steppe("experiment", "start", "-e", "crew", "-c", "testbed", "--detach")
     # By then it holds the pole for several times as long as one that knows nothing, also if it swings until it pauses.
@@ -116,7 +116,7 @@ def test_workers_are_paused_and_resumed_with_what_was_learned(workplace: Workpla
     assert after["mean_return"] > 0.5 * paused["mean_return"]
 
 
-def test_an_environment_of_the_users_own_goes_along(workplace: Workplace):
+def test_the_users_own_environment_is_sent_to_the_cluster(workplace: Workplace):
     source = "import gymnasium\n\n\ndef make():\n    return gymnasium.make('CartPole-v1')\n"
     (workplace.folder / "my_world.py").write_text(source)
     workplace.new("own", environment="my_world:make", total_timesteps=4_000)
@@ -125,7 +125,7 @@ def test_an_environment_of_the_users_own_goes_along(workplace: Workplace):
 
 
 @pytest.mark.parametrize("mode", ["single", "distributed"])
-def test_files_that_an_experiment_names_go_along(workplace: Workplace, mode):
+def test_files_that_an_experiment_names_are_sent_to_the_cluster(workplace: Workplace, mode):
     source = """
 import gymnasium, pathlib
 
@@ -155,7 +155,7 @@ def make(level):
     wait_until(lambda: not workplace.left(), "everything to be gone", seconds=300, pause=1.0)
 
 
-def test_a_simulator_may_stand_beside_the_one_that_acts(workplace: Workplace):
+def test_a_simulator_can_run_beside_a_worker(workplace: Workplace):
     command = ["python", "-m", "steppe", "env", "serve", "CartPole-v1", "--port", "5555"]
     pods = workplace.pods
     simulator = {
@@ -173,7 +173,7 @@ def test_a_simulator_may_stand_beside_the_one_that_acts(workplace: Workplace):
     wait_until(lambda: not workplace.pods_of("driver"), "the Pod to end", seconds=300, pause=1.0)
 
 
-def test_two_experiments_do_not_touch_each_other(workplace: Workplace, tmp_path):
+def test_two_experiments_do_not_affect_each_other(workplace: Workplace, tmp_path):
     for name in ("a", "b"):
         workplace.new(name, total_timesteps=100_000_000)
         workplace.steppe("experiment", "start", "-e", name, "-c", "testbed", "--detach")
@@ -194,7 +194,7 @@ def test_two_experiments_do_not_touch_each_other(workplace: Workplace, tmp_path)
     assert json.loads((tmp_path / "b" / "metrics.jsonl").read_text().splitlines()[0])["timestep"] > 0
 
 
-def test_everything_ends_with_the_config_map_that_owns_it(workplace: Workplace):
+def test_all_objects_are_deleted_with_the_root(workplace: Workplace):
     workplace.new("owned", total_timesteps=100_000_000, run_mode="async", num_workers=1, agent="dqn")
     workplace.steppe("experiment", "start", "-e", "owned", "-c", "testbed", "--detach")
     workplace.wait_for("owned", "running", timestep=1)

@@ -36,7 +36,7 @@ def simulator(workplace: Workplace, *command: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("mode", "agent"), [("async", "dqn"), pytest.param("distributed", "ppo", marks=pytest.mark.long)]
 )
-def test_every_worker_and_the_driver_have_one(workplace: Workplace, mode, agent):
+def test_every_worker_and_the_driver_have_a_simulator(workplace: Workplace, mode, agent):
     fields = {
         "agent": agent,
         "num_workers": 2,
@@ -60,7 +60,7 @@ def test_every_worker_and_the_driver_have_one(workplace: Workplace, mode, agent)
     assert "evaluation_return" in (metrics / "metrics.jsonl").read_text()
 
 
-def test_one_that_runs_out_of_memory_is_told_as_itself(workplace: Workplace):
+def test_a_simulator_out_of_memory_is_named_in_the_error(workplace: Workplace):
     greedy = simulator(workplace, "python", "-c", GREEDY) | {"resources": {"limits": {"memory": "400Mi"}}}
     environment = ENVIRONMENT | {"reconnect": 5.0}
     workplace.new("greedy", environment=environment, total_timesteps=100_000_000, kubernetes={"sidecars": [greedy]})

@@ -68,7 +68,7 @@ def in_pods(cloud: Cloud, machine: str, others: dict[str, Any]) -> tuple[dict[st
     return {"key.json": key}, pods
 
 
-def test_results_are_kept_in_object_storage(workplace: Workplace, bucket: Bucket, tmp_path):
+def test_results_are_stored_in_object_storage(workplace: Workplace, bucket: Bucket, tmp_path):
     workplace.new("kept", total_timesteps=20_000, kubernetes=bucket.pods)
     workplace.steppe("experiment", "start", "-e", "kept", "-c", "testbed")
     assert workplace.status("kept")["state"] == "completed"
@@ -94,7 +94,7 @@ def test_results_are_kept_in_object_storage(workplace: Workplace, bucket: Bucket
     assert bucket.objects()["policy/policy.safetensors"]
 
 
-def test_a_driver_pod_that_is_deleted_goes_on_from_the_store(workplace: Workplace, bucket: Bucket):
+def test_a_deleted_driver_pod_resumes_from_the_store(workplace: Workplace, bucket: Bucket):
     # So seldom that the only checkpoint is that of a Pod which is asked to end.
     workplace.new("moved", total_timesteps=3_000_000, saver_frequency="3600s", kubernetes=bucket.pods)
     workplace.steppe("experiment", "start", "-e", "moved", "-c", "testbed", "--detach")
@@ -115,7 +115,7 @@ def test_a_driver_pod_that_is_deleted_goes_on_from_the_store(workplace: Workplac
 
 @pytest.mark.long
 @pytest.mark.faults
-def test_a_driver_pod_that_vanishes_goes_on_from_the_last_checkpoint_in_the_store(workplace: Workplace, bucket: Bucket):
+def test_a_lost_driver_pod_resumes_from_the_last_stored_checkpoint(workplace: Workplace, bucket: Bucket):
     workplace.new("lost", total_timesteps=3_000_000, kubernetes=bucket.pods)
     workplace.steppe("experiment", "start", "-e", "lost", "-c", "testbed", "--detach")
 
@@ -131,14 +131,14 @@ def test_a_driver_pod_that_vanishes_goes_on_from_the_last_checkpoint_in_the_stor
     assert "resuming /steppe/results/lost" in workplace.steppe("experiment", "logs", "-e", "lost")
 
 
-def test_a_bucket_that_is_not_there_ends_in_a_sentence(workplace: Workplace, bucket: Bucket):
+def test_a_missing_bucket_is_a_one_sentence_error(workplace: Workplace, bucket: Bucket):
     workplace.new("nowhere", kubernetes={**bucket.pods, "results": f"{bucket.kind}://no-such-bucket/runs"})
     said = workplace.steppe("experiment", "start", "-e", "nowhere", "-c", "testbed", exit_code=1)
     assert "there is no such bucket; make it first" in said
 
 
 @pytest.mark.parametrize("bucket", ["gs"], indirect=True)
-def test_a_key_file_that_is_not_mounted_ends_in_a_sentence(workplace: Workplace, bucket: Bucket):
+def test_a_key_file_that_is_not_mounted_is_a_one_sentence_error(workplace: Workplace, bucket: Bucket):
     pods = {**bucket.pods, "env": {**bucket.pods["env"], GOOGLE_KEY: "/secrets/other.json"}}
     workplace.new("unmounted", kubernetes=pods)
     said = " ".join(workplace.steppe("experiment", "start", "-e", "unmounted", "-c", "testbed", exit_code=1).split())

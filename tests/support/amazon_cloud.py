@@ -14,7 +14,7 @@ ADDONS = re.compile(r"/clusters/(?P<cluster>[^/]+)/addons(?:/(?P<addon>[^/]+))?"
 
 @dataclass
 class AmazonCloud:
-    """What is asked of EKS, and what it is made to refuse."""
+    """The requests to EKS, and those that it refuses."""
 
     asked: list[tuple[str, str, Any]] = field(default_factory=list)
     """(method, path, body) of each request to EKS, in order."""
@@ -25,12 +25,12 @@ class AmazonCloud:
     url: str = ""
 
     def sent(self, path: str) -> Any:
-        """The body of the one request that made what is at `path`."""
+        """The body of the one request that made the object at `path`."""
         (body,) = [body for method, where, body in self.asked if (method, where) == ("POST", path)]
         return body
 
     def answer(self, method: str, path: str, body: Any) -> tuple[int, Any] | None:
-        """(HTTP code, JSON) where moto is not to answer."""
+        """(HTTP code, JSON) of a request that moto does not answer, else None."""
         self.asked.append((method, path, body))
         if (method, path) in self.refusals:
             code, kind, message = self.refusals[method, path]
@@ -48,7 +48,7 @@ class AmazonCloud:
 
 
 def serve_amazon(cloud: AmazonCloud) -> Callable[[], None]:
-    """Serves moto and the add-ons at a free port of loopback; gives what ends it."""
+    """Serves moto and the add-ons at a free port of loopback; returns the function that ends it."""
     from moto.server import DomainDispatcherApplication, create_backend_app
     from werkzeug.serving import WSGIRequestHandler, make_server
     from werkzeug.wrappers import Request, Response

@@ -28,7 +28,7 @@ PODS: dict[str, Any] = {
 
 
 def mounted_source() -> dict[str, Any]:
-    """Pods that see this machine's Python and source where they are: for a testbed of the same machine."""
+    """Pod settings that mount this machine's Python and source: for a testbed on the same machine."""
     places = {"venv": sys.prefix, "python": sys.base_prefix, "source": str(ROOT / "src")}
     # A virtual environment may take packages from others.
     others = [
@@ -60,7 +60,7 @@ def has_ended(pod: dict[str, Any]) -> bool:
 
 @dataclass(frozen=True)
 class Workplace:
-    """A project with a registered cluster; commands run in processes of their own, as a user's do."""
+    """A project with a registered cluster; commands run in processes of their own, like a user's."""
 
     folder: Path
     testbed: Testbed
@@ -80,7 +80,7 @@ class Workplace:
         self.steppe("cluster", "create", "-f", name)
 
     def steppe(self, *words: str, exit_code: int = 0, before: str = "") -> str:
-        """What a command prints, errors last; `before` is Python that its process runs first."""
+        """The output of a command, errors last; `before` is Python that its process runs first."""
         begin = ["-c", f"{before}; import runpy; runpy.run_module('steppe', run_name='__main__')"] if before else []
         command = [sys.executable, *(begin or ["-m", "steppe"]), *words]
         done = subprocess.run(
@@ -91,7 +91,7 @@ class Workplace:
         return printed
 
     def begin(self, *words: str) -> subprocess.Popen[str]:
-        """A command that goes on meanwhile."""
+        """Starts a command without waiting for its end."""
         command = [sys.executable, "-m", "steppe", *words]
         return subprocess.Popen(
             command,
@@ -103,7 +103,7 @@ class Workplace:
         )
 
     def new(self, name: str, *words: str, **fields: Any) -> str:
-        """Makes an experiment on CartPole, unless another environment is given; what is said to it."""
+        """Makes an experiment, on CartPole unless another environment is given; returns the output."""
         given = {"environment": "CartPole-v1", "seed": 1, "saver_frequency": "5s", "video": False} | fields
         path = self.folder / "configs" / "experiments" / f"{name}.json"
         path.write_text(json.dumps(given))

@@ -1,4 +1,4 @@
-"""Recorded stand-ins for kind and k3d, which cannot run without Docker: programs that keep clusters as small files.
+"""Fakes of kind and k3d, which cannot run without Docker: programs that store clusters as small files.
 
 Nothing answers at such a cluster's address, unless `reach` gives them all that of a real one.
 """
@@ -55,7 +55,7 @@ else:
 
 
 class Programs:
-    """The folder on PATH with the stand-ins, and what was asked of them."""
+    """The folder on PATH with the fake programs, and their calls."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.state = folder, folder.with_name("containers")

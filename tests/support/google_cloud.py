@@ -1,4 +1,4 @@
-"""A stand-in for Google's cloud on loopback: the REST API of GKE and the sign-in of service accounts."""
+"""A fake of Google's cloud on loopback: the REST API of GKE and the sign-in of service accounts."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _PARENT = r"/v1/projects/(?P<project>[^/]+)/locations/(?P<location>[^/]+)/cluste
 
 @dataclass
 class GoogleCloud:
-    """What the stand-in holds, and what was asked of it."""
+    """The clusters of the fake, and the requests to it."""
 
     clusters: dict[tuple[str, str, str], dict[str, Any]] = field(default_factory=dict)
     """(project, location, name) -> the cluster as the API writes it."""
     asked: list[tuple[str, str, Any]] = field(default_factory=list)
     """(method, path, body) of each request, in order."""
     refusal: tuple[int, str, str] | None = None
-    """(HTTP code, status, message) that answers whatever is asked for next, but for the sign-in."""
+    """(HTTP code, status, message) of the error that answers every request, except the sign-in."""
     failure: str | None = None
     """Why the next cluster that is made comes to nothing."""
     looks_until_done: int = 2
@@ -100,7 +100,7 @@ class GoogleCloud:
 
 
 def serve_google(cloud: GoogleCloud) -> ThreadingHTTPServer:
-    """Serves the stand-in at a free port of loopback until it is shut down; `cloud.url` says where."""
+    """Serves the fake at a free port of loopback until it is shut down; `cloud.url` is its address."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -146,7 +146,7 @@ def serve_google(cloud: GoogleCloud) -> ThreadingHTTPServer:
 
 
 def write_key(path: Path, url: str) -> Path:
-    """The key of a service account whose sign-in is the stand-in's."""
+    """Writes the key of a service account that signs in at the fake."""
     command = ["openssl", "genpkey", "-algorithm", "RSA", "-pkeyopt", "rsa_keygen_bits:2048"]
     private = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     key = {

@@ -1,4 +1,4 @@
-"""What Google Cloud Storage holds and answers, after its JSON API; google_storage_server.py puts it on a port."""
+"""A fake of Google Cloud Storage and its JSON API; google_storage_server.py serves it at a port."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Reply(NamedTuple):
 
 
 class Refused(Exception):
-    """What is answered instead."""
+    """Raised to send an error instead of an answer."""
 
     def __init__(self, reply: Reply) -> None:
         super().__init__(reply.code)
@@ -49,7 +49,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked, with names and parameters as they are meant."""
+    """A request with decoded names and parameters."""
 
     method: str
     path: str
@@ -59,7 +59,7 @@ class Request:
     base: str = ""
     """The address at which it was asked, before the path."""
     is_whole: bool = True
-    """False where the connection ended before the body did."""
+    """False if the connection ended before the body did."""
 
 
 @dataclass
@@ -76,7 +76,7 @@ class Upload:
 
 
 class GoogleStorage:
-    """Buckets, objects, uploads that are under way, and what shall go wrong."""
+    """Buckets, objects and unfinished uploads, with the failures to come."""
 
     def __init__(self) -> None:
         self.buckets: dict[str, dict[str, tuple[bytes, dict[str, Any]]]] = {}
@@ -93,22 +93,22 @@ class GoogleStorage:
     def calm(self) -> None:
         """Nothing goes wrong from now on."""
         self.refusals: deque[int] = deque()
-        """HTTP codes that answer what is asked next, one each."""
+        """HTTP codes that answer the next requests, one each."""
         self.denied: set[str] = set()
         """Permissions that the account does not have."""
         self.cuts: deque[int] = deque()
-        """After so many bytes the next parts of uploads are cut off, and with them their connections."""
+        """The numbers of bytes after which the next parts of uploads and their connections are cut off."""
         self.seconds_between_writes = 0.0
         """More often than this no object may be written; Google's limit is one second, with some patience."""
         self.is_silent = False
         """Whether requests are read, and nothing is said."""
 
     def names(self, bucket: str) -> list[str]:
-        """What a bucket holds."""
+        """The names of the objects in a bucket."""
         return sorted(self.buckets[bucket])
 
     def answer(self, request: Request) -> Reply:
-        """What Google would say."""
+        """The answer of Google to a request."""
         with self._lock:
             self.asked.append((request.method, request.path))
             try:
@@ -191,7 +191,7 @@ class GoogleStorage:
         return Reply(204)
 
     def _list(self, request: Request, bucket: str) -> Reply:
-        """Pages in the order of names; folders, where there is a delimiter, count as entries."""
+        """Pages in the order of names; with a delimiter, folders count as entries."""
         self._allow(request, "storage.objects.list")
         held, asked = self._bucket(bucket), request.parameters
         prefix, delimiter = asked.get("prefix", ""), asked.get("delimiter", "")
@@ -327,7 +327,7 @@ class GoogleStorage:
         return Reply(308, b"", held)
 
     def _append(self, upload: Upload, start: int, stop: int, request: Request, *, is_last: bool) -> None:
-        """What is there already is passed over; what is cut off is kept down to a multiple of the quantum."""
+        """Skips bytes that were received before; keeps a part that was cut off down to a multiple of the quantum."""
         if start > len(upload.data):
             text = f"According to the Content-Range header, the upload offset is {start} byte(s), which exceeds already"
             raise _refused(400, f"{text} uploaded size of {len(upload.data)} byte(s).", "badRequest")
@@ -380,9 +380,9 @@ class GoogleStorage:
 
 
 def _two_parts(request: Request) -> tuple[dict[str, Any], bytes]:
-    """The description of an object, and what is in it."""
+    """(the description of an object, its content)."""
     boundary = b"--" + _boundary(request.headers).encode()
-    # Lines end as the first does: what is sent may itself end in half a line end.
+    # The first line decides about line ends: the content may itself end in half a line end.
     newline = b"\r\n" if request.body.startswith(boundary + b"\r\n") else b"\n"
     _, first, second, _ = (newline + request.body).split(newline + boundary)
     (_, text), (head, data) = (part.split(2 * newline, 1) for part in (first, second))

@@ -17,7 +17,7 @@ from google_cloud import write_key
 from google_storage import ACCOUNT, GoogleStorage, Reply, Request
 
 AS_GOOGLE = "/storage.googleapis.com"
-"""Where gcsfs finds this in its address, it does all that it does with Google, and removes in batches."""
+"""With this in its address, gcsfs behaves as with Google itself, and removes objects in batches."""
 
 GOOGLE_KEY = "GOOGLE_APPLICATION_CREDENTIALS"
 
@@ -107,7 +107,7 @@ def _handler(storage: GoogleStorage, private_key: str) -> type[BaseHTTPRequestHa
 
 
 def _sign_in(storage: GoogleStorage, public_key: str, form: dict[str, str]) -> Reply:
-    """A token for whoever has signed with the account's key."""
+    """A token for a request that was signed with the account's key."""
     from google.auth import jwt
 
     try:

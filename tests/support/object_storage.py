@@ -1,4 +1,4 @@
-"""Object storage on this machine: S3 by moto's server, Google's by a stand-in; and a gate that can be shut."""
+"""Object storage on this machine: S3 by moto's server, Google's by a fake; and a gate that can be shut."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Cloud:
     google: GoogleStorage | None = None
 
     def place(self, bucket: str = BUCKET) -> str:
-        """The URL of a folder that nobody has used yet."""
+        """The URL of an unused folder."""
         return f"{self.kind}://{bucket}/{uuid4().hex}"
 
     def address(self, port: int | None = None, host: str = "127.0.0.1") -> dict[str, str]:
@@ -51,7 +51,7 @@ class Cloud:
 
 @contextlib.contextmanager
 def cloud_of(kind: str, folder: Path, host: str = "127.0.0.1") -> Iterator[Cloud]:
-    """A store that ends with the block; the test is skipped where the packages for it are not installed."""
+    """A store that ends with the block; the test is skipped if the packages for it are not installed."""
     for package in ("s3fs", "moto") if kind == "s3" else ("gcsfs",):
         pytest.importorskip(package)
     if kind == "s3":
@@ -102,7 +102,7 @@ def client_of(url: str) -> tuple[Any, str]:
         return fsspec.core.url_to_fs(url, **options)
     from gcsfs.core import GCSFileSystem
 
-    # The other one asks for the kind of bucket by gRPC, which the stand-in does not speak.
+    # The default client asks for the kind of bucket by gRPC, which the fake does not speak.
     return GCSFileSystem(token="google_default", **options), url.removeprefix("gs://")
 
 
@@ -122,9 +122,9 @@ class Gate:
         threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
 
     def shut(self) -> None:
-        """Ends what passes, and lets nothing new in."""
+        """Ends all connections, and accepts no new ones."""
         if self._listener is not None:
-            # Without this, accept goes on with one more connection.
+            # Without this, accept would still return one more connection.
             with contextlib.suppress(OSError):
                 self._listener.shutdown(socket.SHUT_RDWR)
             self._listener.close()

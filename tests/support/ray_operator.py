@@ -43,7 +43,7 @@ def _object(properties: Json, *required: str) -> Json:
     return {"type": "object", "properties": properties, **({"required": list(required)} if required else {})}
 
 
-# A Pod's own fields are Kubernetes' affair, here as there: whoever makes the Pod finds out.
+# Kubernetes validates a Pod's own fields when the Pod is made, here as with KubeRay.
 _TEMPLATE = _object(
     {"metadata": _object({"annotations": TEXTS, "labels": TEXTS, "name": TEXT, "namespace": TEXT}), "spec": ANYTHING}
 )
@@ -81,7 +81,7 @@ STATUS = _object(
 
 
 def schema_of(cluster_fields: Json = CLUSTER_FIELDS) -> Json:
-    """What a server takes for a RayJob."""
+    """The schema by which a server validates a RayJob."""
     spec = {
         "submissionMode": TEXT | {"default": "K8sJobMode"},
         "entrypoint": TEXT,
@@ -96,7 +96,7 @@ def schema_of(cluster_fields: Json = CLUSTER_FIELDS) -> Json:
 
 
 def refusal_of(job: Json) -> str | None:
-    """What the operator itself finds wrong with a RayJob that the server has taken."""
+    """The mistake that the operator finds in a RayJob that the server has accepted, or None."""
     name, spec = job["metadata"]["name"], job["spec"]
     if len(name) > LONGEST_NAME or not re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", name):
         return f"{name} cannot be the name of a RayJob"
@@ -187,7 +187,7 @@ class RayOperator:
                 self._patch(name, {"metadata": {"finalizers": None}})
             return
         status = job.get("status", {})
-        # What is new, and what is begun anew, has no word for it.
+        # A new RayJob, and one that starts again, has no phase.
         phase = status.get("jobDeploymentStatus", "")
         if not phase and (refusal := refusal_of(job)) is not None:
             failed = "ValidationFailed"
@@ -231,7 +231,7 @@ class RayOperator:
 
     def _order(self, job: Json, head: Json) -> None:
         name = job["metadata"]["name"]
-        # A container that has begun anew knows nothing of the order, no more than one of another Pod.
+        # A restarted container has lost the order, like a container of another Pod.
         container = head["status"]["containerStatuses"][0]["containerID"]
         order = self._orders.get(container)
         if order is None:
@@ -256,7 +256,7 @@ class RayOperator:
         self._testbed.apply(*made, namespace=self._namespace)
 
     def _note(self, name: str, **status: Any) -> None:
-        """What has become of it; the server takes this at a place of its own only."""
+        """Updates the status, which has a path of its own."""
         path = f"{API}/{self._namespace}/rayjobs/{name}"
         job = json.loads(self._testbed.kubectl("get", "--raw", path))
         job["status"] = {word: value for word, value in (job.get("status", {}) | status).items() if value != ""}

@@ -1,4 +1,4 @@
-"""Asks a door as other Pods and clients do."""
+"""Requests to a status server, as other Pods and clients send them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ Ask = Callable[..., tuple[int, bytes]]
 
 
 @contextlib.contextmanager
-def opened(door: StatusServer) -> Iterator[Ask]:
-    """(status, body) of every question, while the door is open."""
-    port = door.open(0, "127.0.0.1")
+def opened(server: StatusServer) -> Iterator[Ask]:
+    """Opens a server; yields a function that sends a request and returns (status, body)."""
+    port = server.open(0, "127.0.0.1")
 
     def ask(
         path: str, method: str = "GET", token: str = TOKEN, body: str | None = None, **headers: str
@@ -29,4 +29,4 @@ def opened(door: StatusServer) -> Iterator[Ask]:
         return answer.status, data
 
     yield ask
-    door.close()
+    server.close()

@@ -1,4 +1,4 @@
-"""Environments with worker processes in mind: they count their steps in files, hang or fail when they are told to."""
+"""Environments for tests of worker processes: they count their steps in files, hang or fail on request."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from worlds import World
 
 
 class Counted(World):
-    """Adds a byte to a file of its process for every step, so that what was taken can be counted afterwards."""
+    """Adds a byte to a file of its process for every step, so that the steps can be counted afterwards."""
 
     def __init__(self, folder, seconds=0.0):
         self._file = os.open(Path(folder) / f"{os.getpid()}-{id(self)}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)

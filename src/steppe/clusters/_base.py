@@ -109,7 +109,7 @@ class Provider(Protocol):
         """The cluster as it is now; its state is "gone" if there is none."""
 
     def discover(self) -> list[ObservedCluster]:
-        """Every visible cluster, whoever made it; none if the provider is not set up."""
+        """Every visible cluster, whether Steppe made it or not; none if the provider is not set up."""
 
     def delete(self, record: Record, tell: Tell) -> None:
         """Deletes the cluster and everything made for it, and returns when it is gone."""
@@ -119,7 +119,7 @@ class Provider(Protocol):
 
 
 def wait_for(progress: Callable[[], str | None], what: str, tell: Tell, *, seconds: float = STEP_SECONDS) -> None:
-    """Waits until `progress` returns None; its sentences until then are told whenever they change."""
+    """Waits until `progress` returns None; until then each new sentence is passed to `tell`."""
     last, begin, pause = "", time.monotonic(), FIRST_PAUSE
     while (sentence := progress()) is not None:
         if sentence != last:

@@ -84,7 +84,7 @@ class ContainerProvider(ABC):
     def _listed(self) -> list[ObservedCluster]: ...
 
     def _input(self, record: Record) -> dict[str, Any] | None:
-        """What the program reads from its standard input."""
+        """The input of the program."""
         return None
 
     def _with_id(self, observed: ObservedCluster, record: Record) -> ObservedCluster:

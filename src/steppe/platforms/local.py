@@ -49,8 +49,6 @@ class LocalProcess:
 class LocalPlatform:
     """Starts processes on this machine."""
 
-    name = "local"
-
     def launch(self, command: list[str], log: Path, variables: Mapping[str, str] | None = None) -> LocalProcess:
         """Starts a command in a new session, so that neither Ctrl-C nor a closed terminal reaches it.
 

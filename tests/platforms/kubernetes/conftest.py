@@ -61,7 +61,7 @@ def remote(cloud: Cloud) -> str:
 
 @pytest.fixture(params=["memory", *KINDS])
 def place(request: pytest.FixtureRequest) -> str:
-    """The URL of a new place wherever results can be."""
+    """The URL of a new place in every kind of storage."""
     if request.param == "memory":
         pytest.importorskip("fsspec")
         return f"memory://{uuid4().hex}/run"
@@ -70,7 +70,7 @@ def place(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def planned(tmp_path: Path) -> Planned:
-    """A plan with other fields of the experiment, and of the cluster where `cluster` is given."""
+    """A plan with other fields of the experiment, and of the cluster if `cluster` is given."""
 
     def plan(
         cluster: dict[str, Any] | None = None,

@@ -1,4 +1,4 @@
-"""A RayJob as KubeRay takes it, what its status says, and the driver in a Ray that is not its own."""
+"""RayJobs for KubeRay, and a driver in a Ray that KubeRay has started."""
 
 import json
 import os
@@ -109,7 +109,7 @@ def test_the_fake_operator_refuses_the_same_mistakes_as_kuberay(ray_planned, cha
 
 
 def closed(schema):
-    """The same schema, where a field that it does not name is a mistake, and not only dropped."""
+    """The same schema, in which an unknown field is an error instead of being dropped."""
     if isinstance(schema, list):
         return [closed(each) for each in schema]
     if not isinstance(schema, dict):
@@ -168,7 +168,7 @@ def test_the_service_and_the_client_find_the_head(ray_planned):
     assert labels[naming.START] == "1"
     container = container_of(head_of(plan))
     assert container["name"] == labels[naming.ROLE] == "driver"
-    # KubeRay looks for its own ports by name where any port has one.
+    # If any port has a name, KubeRay finds its own ports by name.
     assert {port["name"]: port["containerPort"] for port in container["ports"]} == {
         "door": 8470,
         "gcs-server": 6379,
@@ -196,7 +196,7 @@ def test_ray_demands_a_token(ray_planned):
     assert job_of(ray_planned())["spec"]["rayClusterSpec"]["authOptions"] == {"mode": "token"}
     made = job_of(ray_planned())
     assert not kuberay.is_too_old_for(made)
-    # An old KubeRay's schema drops what it does not know.
+    # An old KubeRay's schema drops unknown fields.
     del made["spec"]["rayClusterSpec"]["authOptions"]
     assert kuberay.is_too_old_for(made)
 
@@ -284,7 +284,7 @@ def test_a_driver_joins_the_ray_that_is_there(ray_planned, monkeypatch):
 
 @pytest.fixture
 def drive(tmp_path, monkeypatch):
-    """Starts a driver as in a Pod of KubeRay's, unless it is told otherwise; its training is any program."""
+    """Starts a driver, by default as in a Pod of KubeRay; its training is any program."""
     (tmp_path / "tokens").mkdir()
     (tmp_path / "tokens" / "door").write_text("secret")
     monkeypatch.setattr(roles, "DRIVER_FILE", tmp_path / "driver.pid")

@@ -13,7 +13,7 @@ NAMES = ["first", "First", "a.b", "a_b", "a-b", "_x_", "x" * 100, "Ωμέγα-1"
 def test_names_and_labels_are_valid_whatever_the_experiment_is_called(name):
     run = naming.run_name("My Project!", name)
     assert DNS_LABEL.fullmatch(f"{run}-results")
-    # What a Job adds for each of its Pods.
+    # The suffix that a Job adds for each of its Pods.
     assert DNS_LABEL.fullmatch(f"{run}-driver-x7x7x")
     assert all(LABEL.fullmatch(value) for value in naming.labels_of("My Project!", name).values())
 

@@ -354,7 +354,7 @@ def test_simultaneous_readers_have_different_names_and_prefer_one_node(planned):
     (wish,) = first["spec"]["affinity"]["podAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
     wanted = wish["podAffinityTerm"]["labelSelector"]["matchLabels"]
     assert wanted.items() <= second["metadata"]["labels"].items()
-    # Object storage can be read from anywhere.
+    # Object storage can be read from every node.
     assert "affinity" not in reader(planned(kubernetes={"results": "s3://bucket"}))["spec"]
 
 

@@ -1,4 +1,4 @@
-"""What is sent to a cluster is what Kubernetes' own schemas allow, from the oldest that can be had to the newest.
+"""All manifests are valid by Kubernetes' own schemas, from the oldest available version to the newest.
 
 They begin with 1.25; tests/kubernetes/test_old_server.py asks a server of 1.20.
 """
@@ -19,7 +19,7 @@ from steppe.specs.running.kubernetes import KubernetesSpec
 
 MODES = ("single", "multi-threaded", "distributed", "async")
 OLDEST, NEWEST = all_versions()[0], all_versions()[-1]
-# Schemas before it ask each rule of a podFailurePolicy for what only one of them may have.
+# Earlier schemas demand fields of each rule of a podFailurePolicy that only one of the rules may have.
 FIRST_SOUND = "1.29.0"
 POD = {"cpus": 1.5, "memory": 2.5, "gpus": 1, "cpu_limit": 3, "image": "registry.example.com/team/other:1"}
 EVERYTHING: dict[str, Any] = {

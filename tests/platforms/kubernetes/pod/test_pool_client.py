@@ -26,7 +26,7 @@ def worker(tmp_path, monkeypatch):
     (tmp_path / "tokens").mkdir()
     (tmp_path / "tokens" / "learner").write_text("secret-of-the-learner")
     monkeypatch.setattr(roles, "TOKENS", str(tmp_path / "tokens"))
-    # Nobody listens there, so that whoever has made its environment looks for a learner.
+    # Nothing listens there, so a worker that has made its environment keeps looking for a learner.
     monkeypatch.setenv("STEPPE_POD_HEAD", "127.0.0.1")
     monkeypatch.chdir(tmp_path)
     begun = []
@@ -72,7 +72,7 @@ def test_the_learner_is_told_about_a_stuck_worker(worker, monkeypatch):
 
 @pytest.fixture
 def serve(tmp_path, monkeypatch):
-    """Lets a Pod work for a driver, of which is told what it answers after so many Rays were begun."""
+    """Runs a Pod of the pool; `answer` returns the driver's answer by the number of Rays that were started."""
     (tmp_path / "tokens").mkdir(exist_ok=True)
     for name in ("door", "ray"):
         (tmp_path / "tokens" / name).write_text("secret")
@@ -132,6 +132,6 @@ def test_a_silent_driver_is_waited_for_until_a_day_has_passed(serve, monkeypatch
     set_clock(monkeypatch, monotonic=lambda: now[0], sleep=sleep)
     assert serve(lambda rays: OVER if now[0] > 60_000.0 else None) == 0
     assert "the driver at 127.0.0.1:8470 has not answered for 1200 s\n" in capfd.readouterr().out
-    # Whoever would be restarted would wait again, for ever.
+    # A restarted Pod would wait again, for ever.
     assert serve(lambda rays: None) == 0
     assert capfd.readouterr().out.endswith("has not answered for a day: it is over\n")

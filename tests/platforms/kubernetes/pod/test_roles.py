@@ -1,4 +1,4 @@
-"""The driver in its Pod: what it tells at its door, and what its end tells Kubernetes."""
+"""The driver in its Pod: the status that it reports, and its exit codes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DriverOf:
 
 @pytest.fixture(autouse=True)
 def _doors_are_closed() -> Iterator[None]:
-    """Whatever a driver's end was, its door ends with it."""
+    """However a driver ends, its status server ends with it."""
     before = set(threading.enumerate())
     yield
     assert not [thread for thread in set(threading.enumerate()) - before if thread.name == "status-server"]

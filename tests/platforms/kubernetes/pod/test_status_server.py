@@ -13,8 +13,7 @@ from status_requests import TOKEN, opened
 from steppe.experiments.run_folder.store import RunFolder
 from steppe.files.run_files import LOG_FILE, REQUEST_FILE, STATUS_FILE
 from steppe.platforms.kubernetes.agreement import TOKEN_HEADER
-from steppe.platforms.kubernetes.pod import roles
-from steppe.platforms.kubernetes.pod import status_server as doors
+from steppe.platforms.kubernetes.pod import roles, status_server
 from steppe.platforms.kubernetes.pod.status_server import StatusServer
 from steppe.runners import pods
 
@@ -37,7 +36,11 @@ def ask(folder):
 
 
 def test_the_status_server_and_the_run_folder_use_the_same_file_names():
-    assert (doors.STATUS_FILE, doors.LOG_FILE, doors.REQUEST_FILE) == (STATUS_FILE, LOG_FILE, REQUEST_FILE)
+    assert (status_server.STATUS_FILE, status_server.LOG_FILE, status_server.REQUEST_FILE) == (
+        STATUS_FILE,
+        LOG_FILE,
+        REQUEST_FILE,
+    )
 
 
 @pytest.mark.parametrize("token", ["", "wrong", TOKEN + "x"])
@@ -142,10 +145,10 @@ def ended(connection):
 
 
 def test_incomplete_requests_take_no_threads_and_block_nobody(folder):
-    door = StatusServer(folder, TOKEN, lambda: {"is_over": False}, takes_requests=True)
-    with opened(door) as ask:
+    server = StatusServer(folder, TOKEN, lambda: {"is_over": False}, takes_requests=True)
+    with opened(server) as ask:
         before = threading.active_count()
-        with half_requests(door.port, 600) as connections:
+        with half_requests(server.port, 600) as connections:
             assert ask("/status")[0] == 200
             assert threading.active_count() == before
             assert before < 40
@@ -156,13 +159,13 @@ def test_incomplete_requests_take_no_threads_and_block_nobody(folder):
 
 
 def test_a_slow_request_is_dropped_at_its_deadline(folder):
-    door = StatusServer(folder, TOKEN, dict, takes_requests=True, request_seconds=1.0)
+    server = StatusServer(folder, TOKEN, dict, takes_requests=True, request_seconds=1.0)
     sent = {
         "head": b"GET /status HTTP/1.1\r\nX: ",
         "body": f"POST /ask HTTP/1.1\r\n{TOKEN_HEADER}: {TOKEN}\r\nContent-Length: 4000\r\n\r\n".encode(),
     }
     for part in sent.values():
-        with opened(door) as ask, half_requests(door.port, 1, part) as (connection,):
+        with opened(server) as ask, half_requests(server.port, 1, part) as (connection,):
             connection.settimeout(0.1)
             deadline = time.monotonic() + 60
             is_cut = False
@@ -183,17 +186,17 @@ def test_a_slow_request_is_dropped_at_its_deadline(folder):
     "sent", [b"POST /ask HTTP/1.1\r\nContent-Length: 4000\r\n\r\n", b"\0\xff nothing of HTTP\r\n\r\n"]
 )
 def test_the_token_is_checked_before_the_rest_of_a_request(folder, sent):
-    door = StatusServer(folder, TOKEN, dict, takes_requests=True)
-    with opened(door), half_requests(door.port, 1, sent) as (connection,):
+    server = StatusServer(folder, TOKEN, dict, takes_requests=True)
+    with opened(server), half_requests(server.port, 1, sent) as (connection,):
         assert connection.recv(12) == b"HTTP/1.1 401"
 
 
 def test_an_oversized_request_is_refused_before_it_has_arrived(folder):
-    door = StatusServer(folder, TOKEN, dict, takes_requests=True)
+    server = StatusServer(folder, TOKEN, dict, takes_requests=True)
     long_body = f"POST /ask HTTP/1.1\r\n{TOKEN_HEADER}: {TOKEN}\r\nContent-Length: 10000000\r\n\r\n".encode()
-    with opened(door), half_requests(door.port, 1, long_body) as (connection,):
+    with opened(server), half_requests(server.port, 1, long_body) as (connection,):
         assert connection.recv(12) == b"HTTP/1.1 413"
-    with opened(door), half_requests(door.port, 1, b"GET /" + b"x" * 20_000) as (connection,):
+    with opened(server), half_requests(server.port, 1, b"GET /" + b"x" * 20_000) as (connection,):
         assert connection.recv(12) == b"HTTP/1.1 431"
 
 
@@ -201,8 +204,8 @@ def test_a_request_that_fails_ends_no_thread(folder):
     def facts():
         raise RuntimeError
 
-    door = StatusServer(folder, TOKEN, facts, takes_requests=True)
-    with opened(door) as ask:
+    server = StatusServer(folder, TOKEN, facts, takes_requests=True)
+    with opened(server) as ask:
         for _ in range(40):
             with pytest.raises((http.client.HTTPException, OSError)):
                 ask("/status")
@@ -213,10 +216,10 @@ def test_the_token_of_workers_is_valid_for_their_configuration_only(folder, tmp_
     pool_file = tmp_path / "crew.json"
     pool_file.write_text('{"plan": {"num_envs": 1}, "hung": []}')
     facts = {"is_over": False, "session": "one", "status": {"state": "running"}}
-    door = StatusServer(
+    server = StatusServer(
         folder, TOKEN, lambda: facts, pool_token="a-token-of-workers", pool_file=pool_file, takes_requests=True
     )
-    with opened(door) as ask:
+    with opened(server) as ask:
         code, body = ask("/crew", token="a-token-of-workers")
         assert code == 200
         assert json.loads(body) == {"is_over": False, "session": "one", "plan": {"num_envs": 1}, "hung": []}
@@ -232,15 +235,15 @@ def test_an_empty_token_is_invalid_without_workers(folder):
 
 
 def test_the_server_can_close_while_a_client_connects(folder):
-    """The client wakes the door's thread, which then notices the end before it is told of it."""
-    door = StatusServer(folder, TOKEN, dict, takes_requests=False)
-    port = door.open(0, "127.0.0.1")
-    server, waker = door._server, door._server._waker
+    """The client wakes the server's thread, which then notices the end before it is told."""
+    server = StatusServer(folder, TOKEN, dict, takes_requests=False)
+    port = server.open(0, "127.0.0.1")
+    inner, waker = server._server, server._server._waker
 
     def send(data):
         with socket.create_connection(("127.0.0.1", port)):
-            server._threads[0].join()
+            inner._threads[0].join()
         return waker.send(data)
 
-    server._waker = SimpleNamespace(send=send, close=waker.close)
-    door.close()
+    inner._waker = SimpleNamespace(send=send, close=waker.close)
+    server.close()

@@ -1,4 +1,4 @@
-"""Object storage of Google: how it is signed in to, what it refuses, and what it loses on the way."""
+"""Google's object storage: its sign-in, its errors, and interrupted transfers."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_objects_have_the_checksums_that_google_reports(url):
     ObjectStore(url).write("large", data)
     client, root = client_of(url)
     assert client.info(f"{root}/large")["size"] == PART
-    # gcsfs compares what it has sent with what it is told.
+    # gcsfs compares the checksum of its data with the reported one.
     client.pipe_file(f"{root}/other", data, consistency="md5")
 
 
@@ -68,7 +68,7 @@ def test_a_listing_with_many_pages_is_complete(google, url):
     assert len(store.sizes()) == 2345
     begin = len(google.asked)
     assert store.erase() == 2345
-    # A hundred at a time, as Google has it.
+    # Google removes at most a hundred objects in a request.
     assert google.asked[begin:].count(("POST", "/batch/storage/v1")) >= 24
     assert store.sizes() == {}
     assert store.erase() == 0
@@ -155,7 +155,7 @@ def test_a_large_object_is_fetched_in_parts(google, url, tmp_path, monkeypatch):
 
 
 def refusal(url: str) -> str:
-    """What is said, at once and for good."""
+    """The error of a write, which is final and comes at once."""
     with pytest.raises(StoreError) as raised:
         ObjectStore(url).write("a", b"x")
     assert raised.value.is_final
@@ -264,7 +264,7 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch):
 
 
 def test_the_configured_proxy_is_used(cloud, google, url, monkeypatch):
-    """The stand-in is the proxy as well: only there does Google's own name lead to it."""
+    """The fake is the proxy as well: only a proxy can lead Google's own name to it."""
     for name in ("NO_PROXY", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{cloud.port}")

@@ -32,7 +32,7 @@ from steppe.records import checkpoints
 
 pytest.importorskip("fsspec")
 SMALLEST_PART = 5 << 20
-"""What S3 takes as a part of an object; Google takes smaller ones."""
+"""The smallest part of an object in S3; Google accepts smaller ones."""
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +58,7 @@ def new_sync(url, folder, notes=None) -> ResultSync:
 
 
 def train(folder, timestep) -> None:
-    """What a run leaves at a timestep, in the order in which it writes."""
+    """Writes the files of a run at a timestep, in the order in which the run writes them."""
     (folder / "policy").mkdir(parents=True, exist_ok=True)
     (folder / "experiment.json").write_text("{}")
     with (folder / "metrics.jsonl").open("a") as metrics:
@@ -128,7 +128,7 @@ def in_blocks_of(size: int, monkeypatch) -> None:
 
 
 class Killed(BaseException):
-    """The end of a writer in the middle of what it does."""
+    """The death of a writer."""
 
 
 def kill_at(sync: ResultSync, moment: int, monkeypatch, *, after: bool) -> None:
@@ -179,7 +179,7 @@ def test_a_writer_killed_at_any_moment_leaves_a_run_that_can_resume(url, tmp_pat
         noted = json.loads((found / ".pod.json").read_text())["timestep"]
         newest = checkpoints.load_latest(found)
         assert said in (20, 30)
-        # Whatever it says it has done is there.
+        # All results that the status reports exist.
         assert newest.timestep >= max(said, noted)
         if 30 in (said, noted):
             assert (found / "policy" / "policy.safetensors").read_bytes() == bytes([30]) * 5000

@@ -1,4 +1,4 @@
-"""What object storage changes for Pods: their manifests, the reader's server, and what a driver shows of it."""
+"""Pods with results in object storage: their manifests, the reader's server, and the status of a driver."""
 
 from __future__ import annotations
 

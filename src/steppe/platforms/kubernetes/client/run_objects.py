@@ -122,7 +122,7 @@ def _check_origin(kube: Kube, root: Json, plan: ManifestPlan) -> None:
 
 
 def _end_earlier_start(kube: Kube, workload: Workload, name: str) -> None:
-    """Ends what runs, and waits until nothing writes results any more."""
+    """Ends the workload, and waits until no Pod writes results any more."""
     workload.end()
     workload.wait_until_gone()
     left = kube.wait_until_gone("Pod", {naming.RUN: name, naming.ROLE: "driver"})

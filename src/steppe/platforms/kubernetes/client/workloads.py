@@ -35,7 +35,7 @@ class Workload(Protocol):
     """Makes and ends Pods."""
 
     def check(self) -> None:
-        """Raises ClusterError if the cluster lacks what this workload needs; makes nothing."""
+        """Raises ClusterError if the cluster cannot run this workload; makes nothing."""
 
     def make(self, plan: ManifestPlan, owner_uid: str) -> None:
         """Creates the objects that make the Pods."""
@@ -50,7 +50,7 @@ class Workload(Protocol):
         """The health of a run none of whose `drivers` answers; None if nothing makes Pods."""
 
     def pool_health(self, expendable: Collection[str]) -> PodHealth:
-        """The health of the Pods that work for a driver which answers; it goes on without `expendable` roles."""
+        """The health of the Pods that work for a driver that answers; it does not need those of `expendable` roles."""
 
 
 def workload_of(engine: str, kube: Kube, run: str) -> Workload:
@@ -149,7 +149,7 @@ class RayJobWorkload:
             self._kube.delete("RayJob", job["metadata"]["name"])
 
     def wait_until_gone(self) -> None:
-        """Waits until KubeRay has ended what the RayJob runs and removed its finalizer."""
+        """Waits until KubeRay has ended the RayJob's Pods and removed its finalizer."""
         if not self._listed(self._labels):
             return
         left = self._kube.wait_until_gone("RayJob", self._labels)
@@ -161,7 +161,7 @@ class RayJobWorkload:
             )
 
     def health(self, drivers: list[Json]) -> PodHealth | None:
-        """How far KubeRay has come with the RayJob."""
+        """The progress of KubeRay with the RayJob."""
         job = self._kube.get("RayJob", self._run)
         if job is None:
             return None

@@ -27,7 +27,7 @@ def missing_pods(joined: Json) -> str:
 
 
 def is_expendable(kind: str, each: Json) -> bool:
-    """Whether the training has begun with enough Pods of this kind, and so goes on with those that are left."""
+    """Whether the training has begun with enough Pods of this kind, and so continues with those that are left."""
     return bool(each["most"] >= (1 if kind == "worker" else each["wanted"]))
 
 

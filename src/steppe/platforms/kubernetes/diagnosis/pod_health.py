@@ -61,7 +61,7 @@ def hopeless(sentence: str, **fields: Any) -> PodHealth:
 def health_of(
     pods: Sequence[Json], jobs: Sequence[Json], events: Sequence[Json], expendable: Collection[str] = ()
 ) -> PodHealth:
-    """The worst of what is wrong with Pods and their Jobs; HEALTHY if nothing is.
+    """The worst problem of Pods and their Jobs; HEALTHY if there is none.
 
     Problems of Pods whose role is in `expendable` do not end a run.
     """
@@ -79,7 +79,7 @@ def health_of(
         for role, health in found
         if health.phase
     ]
-    # The Pods of a failed Job are not replaced, so expendable roles need another Job of theirs that goes on.
+    # The Pods of a failed Job are not replaced, so a role stays expendable only if another Job of it continues.
     lasting = roles_that_last(jobs, expendable)
     failed = [(job, ending) for job in jobs if (ending := ending_of(job))]
     return worst(
@@ -93,7 +93,7 @@ def worst(healths: Iterable[PodHealth]) -> PodHealth:
 
 
 def roles_that_last(jobs: Sequence[Json], expendable: Collection[str]) -> set[str]:
-    """The expendable roles of which at least one Job goes on; a role may have several."""
+    """The expendable roles of which at least one Job has not ended; a role may have several."""
     return {_role(job) for job in jobs if ending_of(job) is None} & set(expendable)
 
 

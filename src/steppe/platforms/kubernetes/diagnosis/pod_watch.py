@@ -25,7 +25,7 @@ class TroubleTimer:
         self._since: float | None = None
 
     def has_lasted(self, trouble: str, seconds: float) -> bool:
-        """Whether there has been trouble for `seconds`; an empty text is no trouble, and starts anew."""
+        """Whether there has been trouble for `seconds`; an empty text means no trouble, and resets the timer."""
         now = time.monotonic()
         if not trouble:
             self._since = None

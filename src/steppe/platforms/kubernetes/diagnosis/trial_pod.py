@@ -32,7 +32,7 @@ STORE_FAILED, NOT_ASKED = 4, 5
 """The exit codes of a trial Pod whose object storage does not work, and of one that no request has reached."""
 ASK_SECONDS = 60.0
 """For how long a trial Pod waits for a request."""
-# The trial imports what a driver imports and writes to its disk.
+# The script imports the same modules as a driver and writes to its disk.
 SCRIPT = f"""
 import pathlib, steppe.experiments.process.run
 file = pathlib.Path("{RESULTS}/trial")
@@ -72,7 +72,7 @@ sys.exit(0 if server.is_asked else {NOT_ASKED})
 def run_trial(
     kube: Kube, reachable: Reachable, classes: list[Json] | None, tell: Callable[[str], None], seconds: float
 ) -> Iterator[ClusterFinding]:
-    """Runs a trial Pod on the cluster, removes it again with its disk, and yields what it shows."""
+    """Runs a trial Pod on the cluster, deletes it with its disk, and yields the findings."""
     plan = _trial_plan(reachable, kube.namespace)
     claims, pod = rendering.claims(plan), _trial_pod(plan, seconds)
     _remove_leftovers(kube, plan)

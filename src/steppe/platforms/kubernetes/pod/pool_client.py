@@ -22,7 +22,7 @@ from steppe.platforms.kubernetes.pod.roles import pod_variable, token
 from steppe.runners.pods import DOOR_PORT, LEARNER_PORT, RAY_PORT, is_listening, resource_of, store_bytes
 
 LOOK_SECONDS = 5.0
-"""How often the driver is asked whether it is over, which it tells for at least twice as long."""
+"""How often the driver is asked whether it is over; a finished driver answers for at least twice as long."""
 POLL_SECONDS = 0.5
 """How often this Pod's own processes are polled, and a silent driver is asked again."""
 ANSWER_SECONDS = 10.0

@@ -97,7 +97,7 @@ def meaning_of(error: Exception) -> ErrorMeaning:
         is_new = "DefaultCredentialsError" in names and GOOGLE_KEY not in os.environ
         return ErrorMeaning("no credentials", clause(_sign_in_failure(causes)), not (may_pass or is_new))
     if isinstance(error, PermissionError) or (isinstance(error, OSError) and str(error).startswith("Forbidden: ")):
-        # gcsfs puts the address before what Google says.
+        # gcsfs puts the address before Google's message.
         return ErrorMeaning("denied", clause(str(error).split("\n", 1)[-1]))
     if isinstance(error, FileNotFoundError):
         return ErrorMeaning("no bucket", "there is no such bucket")
