@@ -169,8 +169,11 @@ def test_other_reports_are_read_before_a_fault_ends_the_run(monkeypatch):
 @pytest.mark.parametrize(
     ("why", "ending"),
     [
-        (RayError("the actor is gone"), "therefore without\n"),
-        (GetTimeoutError("too slow"), "therefore without; distributed.worker_timeout sets how long it may take\n"),
+        (RayError("the actor is gone"), "the checkpoint lacks it\n"),
+        (
+            GetTimeoutError("too slow"),
+            "the checkpoint lacks it; distributed.worker_timeout sets how long it may take\n",
+        ),
     ],
 )
 def test_a_worker_that_does_not_send_its_state_is_logged(caplog, why, ending):
