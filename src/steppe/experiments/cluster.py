@@ -95,7 +95,7 @@ class Cluster:
             return tuple(checking.check(kube, reachable, tell, has_trial=trial, seconds=timeout))
 
     def delete(self, *, force: bool = False, tell: Tell = log.info) -> str:
-        """Deletes the cluster with everything on it, or forgets one that was only registered; returns a note on leftovers.
+        """Deletes the cluster with everything on it, or forgets one that was only registered; returns a note, if any.
 
         Without `force` this is refused if Steppe did not make it, or if experiments would be lost.
         """
