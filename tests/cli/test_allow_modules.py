@@ -142,6 +142,6 @@ def test_playing_makes_no_environment_that_only_a_file_names(steppe: Callable, h
     assert not (here / MARKER).exists()
 
 
-def test_a_name_that_is_none_is_told(steppe: Callable, here: Path) -> None:
+def test_a_wrong_module_name_to_allow_is_refused(steppe: Callable, here: Path) -> None:
     answer = steppe("serve", "walk", "--allow-modules", "my_layers:Layer")
     assert answer.err == 'error: wrong module "my_layers:Layer" to allow; write its name, such as my_layers\n'

@@ -28,7 +28,7 @@ def test_agents_are_listed_without_importing_jax() -> None:
     assert child.stderr.strip() == "False"
 
 
-def test_agents_spells_out_what_the_letters_stand_for(steppe: Any) -> None:
+def test_agents_spells_out_abbreviations(steppe: Any) -> None:
     sentences = json.loads(steppe("agents", "--json").out)
     assert set(sentences) - {"random", "constant"} == set(catalogue.FULL_NAMES)
     assert sentences["ppo"].startswith("Proximal policy optimisation: several")
@@ -36,7 +36,7 @@ def test_agents_spells_out_what_the_letters_stand_for(steppe: Any) -> None:
     assert sentences["constant"] == "Always the same action."
 
 
-def test_variants_of_an_agent_are_told_apart(steppe: Any) -> None:
+def test_descriptions_of_variants_of_an_agent_differ(steppe: Any) -> None:
     sentences = json.loads(steppe("agents", "--json").out)
     assert len(set(sentences.values())) == len(sentences)
     for name, setting in {"ddqn": "n_step", "dqn_nstep": "n_step"}.items():
@@ -159,7 +159,7 @@ def test_init_with_force_keeps_the_projects_name_and_its_cloud(steppe: Any, here
     assert json.loads((here / "steppe.json").read_text())["name"] == here.name
 
 
-def test_init_says_what_it_takes_over_of_an_old_project(steppe: Any, here: Path) -> None:
+def test_init_lists_the_parts_of_an_old_project(steppe: Any, here: Path) -> None:
     (here / ".tensorforce.json").write_text(json.dumps({"name": "invaders", "remote_id": "cloud-1"}))
     assert (
         steppe("experiment", "list").out

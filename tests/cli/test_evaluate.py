@@ -89,7 +89,7 @@ def test_a_policy_folder_is_evaluated_as_its_run_says_or_where_it_was_trained(
         (("frist",), 'did you mean "first"?'),
     ],
 )
-def test_what_cannot_be_evaluated_is_told(
+def test_policies_that_cannot_be_evaluated_are_refused(
     steppe: Callable, folder: RunFolder, words: tuple[str, ...], sentence: str
 ) -> None:
     answer = steppe("evaluate", *words)

@@ -126,7 +126,7 @@ def test_new_without_name_and_agent_is_numbered_and_learns_with_ppo(steppe: Any,
     assert RunFolder(project / "experiments" / "CartPole-v1-ppo-1").spec().agent.type == "ppo"
 
 
-def test_new_needs_to_know_what_to_learn(steppe: Any, project: Path) -> None:
+def test_new_needs_an_environment(steppe: Any, project: Path) -> None:
     answer = steppe("experiment", "new", "-n", "first")
     assert (answer.code, answer.err) == (
         2,
@@ -157,7 +157,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Any:
     return fail_with
 
 
-def test_a_failed_run_tells_what_it_left_and_how_to_go_on(steppe: Any, first: RunFolder, failing: Any) -> None:
+def test_a_failed_run_prints_its_results_and_the_next_commands(steppe: Any, first: RunFolder, failing: Any) -> None:
     failing(TrainingDiverged("the loss became NaN"))
     answer = steppe("experiment", "start", "-e", "first")
     assert (answer.code, answer.err) == (1, "error: the loss became NaN\n")
@@ -190,7 +190,7 @@ def test_a_quiet_run_that_fails_says_only_why(steppe: Any, first: RunFolder, fai
     assert (answer.out, answer.err) == ("", "error: the loss became NaN\n")
 
 
-def test_what_another_process_left_is_not_told_as_ones_own(steppe: Any, first: RunFolder, monkeypatch: Any) -> None:
+def test_results_of_another_process_are_not_printed(steppe: Any, first: RunFolder, monkeypatch: Any) -> None:
     def overtaken(*_: Any, **__: Any) -> None:
         first.write_status(Status("failed", pid=os.getpid() + 1))
         raise TrainingDiverged("the loss became NaN")
@@ -227,7 +227,7 @@ def test_a_decaying_learning_rate_that_moves_is_noted(steppe: Any, first: RunFol
     ) in answer.out
 
 
-def test_notices_that_were_seen_are_not_told_again(steppe: Any, first: RunFolder, monkeypatch: Any) -> None:
+def test_notices_are_printed_once(steppe: Any, first: RunFolder, monkeypatch: Any) -> None:
     def run(spec: Any, folder: Path, *, resume: bool, request: Any, on_progress: Any) -> RunOutcome:
         on_progress(Progress("training", 40, notices=("seen",)))
         return RunOutcome("completed", "done", 40, 1, 4, 1.0, 0.5, ["seen", "new"])
@@ -288,7 +288,7 @@ def test_logs_prints_the_log(steppe: Any, first: RunFolder) -> None:
 
 
 @pytest.mark.parametrize("command", ["pause", "stop"])
-def test_what_does_not_run_cannot_be_ended(steppe: Any, first: RunFolder, command: str) -> None:
+def test_an_experiment_that_does_not_run_cannot_be_ended(steppe: Any, first: RunFolder, command: str) -> None:
     answer = steppe("experiment", command, "-e", "first")
     assert answer.code == 2
     assert "has not been started yet" in answer.err
@@ -362,7 +362,7 @@ def kube(first: RunFolder, monkeypatch: pytest.MonkeyPatch) -> MemoryKube:
 
 
 @pytest.mark.parametrize(("state", "more"), [("running", []), ("paused", []), ("paused", ["--stored"])])
-def test_what_cannot_be_deleted_on_a_cluster_that_is_gone_names_the_way_out(
+def test_deleting_on_an_unreachable_cluster_names_the_way_out(
     steppe: Any, first: RunFolder, kube: MemoryKube, state: Any, more: list[str]
 ) -> None:
     first.write_status(Status(state))
@@ -374,7 +374,7 @@ def test_what_cannot_be_deleted_on_a_cluster_that_is_gone_names_the_way_out(
     assert first.exists
 
 
-def test_what_a_cluster_refuses_to_delete_is_not_taken_for_gone(
+def test_a_refused_deletion_is_not_taken_for_an_unreachable_cluster(
     steppe: Any, first: RunFolder, kube: MemoryKube
 ) -> None:
     first.write_status(Status("paused"))

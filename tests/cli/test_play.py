@@ -57,7 +57,7 @@ def test_every_protocol_plays_and_teaches_the_router(shell: Steppe) -> None:
     assert mean["good"] in (None, 20.0)
 
 
-def test_what_was_played_is_summed_up(shell: Steppe) -> None:
+def test_play_prints_a_summary(shell: Steppe) -> None:
     save_balancing_policy(shell.folder / "walk")
     served = serve(shell, "walk")
     answer = shell("play", "--url", served.url, *SHORT, "--episodes", "2", "--out", "mine")
@@ -69,7 +69,7 @@ def test_what_was_played_is_summed_up(shell: Steppe) -> None:
     assert again.err == "error: mine holds the metrics of something else already; give --out another folder\n"
 
 
-def test_without_a_word_it_plays_what_the_policy_was_trained_in(shell: Steppe) -> None:
+def test_without_an_environment_play_uses_the_policys_own(shell: Steppe) -> None:
     save_balancing_policy(shell.folder / "walk")
     served = serve(shell, "walk", "--grpc-port", "0")
     for protocol in ("v2", "seldon"):
@@ -82,7 +82,7 @@ def test_without_a_word_it_plays_what_the_policy_was_trained_in(shell: Steppe) -
     assert "does not say in which environment it was trained; give one by --environment" in answer.err
 
 
-def test_the_port_of_the_other_protocol_is_told_at_once(shell: Steppe) -> None:
+def test_the_port_of_another_protocol_is_refused_at_once(shell: Steppe) -> None:
     save_policy(shell.folder / "walk")
     served = serve(shell, "walk", "--grpc-port", "0")
     answer = shell("play", "--url", f"127.0.0.1:{served.grpc_port}", *SHORT)
@@ -106,7 +106,7 @@ def test_an_endpoint_does_not_choose_code_to_run(shell: Steppe, environment: str
     assert sentence in answer.err
 
 
-def test_what_only_runs_compiled_can_be_played(shell: Steppe) -> None:
+def test_environments_that_only_run_compiled_can_be_played(shell: Steppe) -> None:
     spaces = make_compiled(EnvironmentSpec(id="GridWorld"))
     like = describe(spaces.observation_space, spaces.action_space)
     made = replace(like, environment="GridWorld")
@@ -159,7 +159,7 @@ def test_ctrl_c_ends_it_with_a_summary(shell: Steppe) -> None:
     assert json.loads((shell.folder / "mine" / "play.json").read_text())["stopped"]
 
 
-def test_a_machine_that_nobody_knows_is_not_waited_for(steppe: Callable, here: Path) -> None:
+def test_an_unknown_host_is_refused_at_once(steppe: Callable, here: Path) -> None:
     for url in ("banana", "http://" + "a" * 70):
         answer = steppe("play", "--url", url, *SHORT)
         assert (answer.code, answer.out) == (2, "")
@@ -247,7 +247,7 @@ def test_without_a_screen_nothing_can_be_shown(shell: Steppe) -> None:
     assert 'environment "GridWorld" only runs compiled and has no window; leave out --render' in answer.err
 
 
-def test_mistakes_are_told_in_one_sentence(steppe: Callable, here: Path) -> None:
+def test_mistakes_are_reported_in_one_sentence(steppe: Callable, here: Path) -> None:
     (here / "file").write_text("")
     url = ("--url", "http://127.0.0.1:1", "--patience", "0")
     for words, sentence in (

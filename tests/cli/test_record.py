@@ -54,7 +54,7 @@ def test_a_policy_plays_where_it_was_trained_and_in_other_environments(steppe: C
     assert "--set agent.demonstrations='b c.safetensors'" in answer.out
 
 
-def test_what_is_recorded_can_be_trained_from(steppe: Callable, here: Path, trained_folder: RunFolder) -> None:
+def test_recorded_demonstrations_can_be_trained_from(steppe: Callable, here: Path, trained_folder: RunFolder) -> None:
     assert steppe("record", "-e", "first", "--episodes", "2", "--out", "good.safetensors").code == 0
     sets = ("pretraining_updates=5", "demonstrations=good.safetensors", "batch_size=8")
     words = [word for each in sets for word in ("--set", f"agent.{each}")]
@@ -170,7 +170,7 @@ def test_a_mistake_is_one_sentence(steppe: Callable, here: Path, words: tuple, s
     assert not (here / "demonstrations.safetensors").exists()
 
 
-def test_what_is_missing_is_said_before_the_file_that_is_there(steppe: Callable, here: Path) -> None:
+def test_a_missing_policy_is_reported_before_an_existing_file(steppe: Callable, here: Path) -> None:
     (here / "demonstrations.safetensors").write_text("mine")
     assert "give one policy to record" in steppe("record").err
     assert 'no experiment "nowhere"' in steppe("record", "-e", "nowhere").err

@@ -39,7 +39,7 @@ def evaluated(monkeypatch: pytest.MonkeyPatch) -> Any:
     return ends_with
 
 
-def test_both_scores_and_what_was_handed_out_are_told(steppe: Any, first: RunFolder, evaluated: Any) -> None:
+def test_both_scores_and_the_policy_handed_out_are_shown(steppe: Any, first: RunFolder, evaluated: Any) -> None:
     evaluated(FinalEvaluation(LAST, BEST, "best"))
     lines = [
         "  score        495.0 (evaluation of 2 episodes, 95% interval 490.0 to 500.0)",

@@ -131,7 +131,7 @@ def test_others_need_a_token_and_are_told_that_nothing_is_encrypted(shell: Stepp
     wait_until(lambda: "note: nothing is encrypted" in served.command.out, "the note")
 
 
-def test_mistakes_are_told_in_one_sentence(steppe: Callable, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mistakes_are_reported_in_one_sentence(steppe: Callable, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("STEPPE_SERVE_TOKEN", raising=False)
     save_policy(here / "walk")
     (here / "token").write_text(TOKEN)
@@ -160,7 +160,7 @@ def test_mistakes_are_told_in_one_sentence(steppe: Callable, here: Path, monkeyp
         assert "rewards are refused" not in answer.err
 
 
-def test_what_is_not_used_of_a_seldon_deployment_is_told(steppe: Callable, here: Path) -> None:
+def test_ignored_parts_of_a_seldon_deployment_are_noted(steppe: Callable, here: Path) -> None:
     save_policy(here / "walk")
     spec = {"predictors": [{"graph": {"name": "walk", "parameters": [{"name": "speed", "value": "1"}]}}]}
     (here / "deployed.json").write_text(json.dumps({"kind": "SeldonDeployment", "spec": spec}))

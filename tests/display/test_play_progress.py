@@ -59,7 +59,7 @@ def test_a_terminal_gets_a_panel_with_the_last_notes(played: PlayScores) -> None
     assert "note 1" not in text
 
 
-def test_quiet_shows_only_what_must_be_known(played: PlayScores, capsys: pytest.CaptureFixture[str]) -> None:
+def test_quiet_shows_only_announcements(played: PlayScores, capsys: pytest.CaptureFixture[str]) -> None:
     with display("x", quiet=True) as shows:
         assert type(shows) is PlayDisplay
         shows.update(played)

@@ -58,7 +58,7 @@ def test_lines_tell_of_them_too(capsys: pytest.CaptureFixture[str]) -> None:
     assert "125k steps/s, 4 workers, 1.2k updates/s, 1.25 lag, 3 dropped, " in capsys.readouterr().out
 
 
-def test_that_no_worker_is_left_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_without_workers_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     lines, panel = (
         progress.TrainingLines(_spec(total_timesteps=500_000)),
         progress.TrainingPanel(_spec(total_timesteps=500_000)),
@@ -111,7 +111,7 @@ def test_lines_thin_out_with_time(capsys: pytest.CaptureFixture[str], monkeypatc
     assert len(printed) < 200
 
 
-def test_workers_that_start_are_told_of(capsys: pytest.CaptureFixture[str]) -> None:
+def test_starting_workers_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
     spec = _spec(total_timesteps=500_000, run_mode="distributed", num_workers=4)
     lines, panel = progress.TrainingLines(spec), progress.TrainingPanel(spec)
     starting = Progress("training", metrics=CREW | {"workers": 0.0})
@@ -175,7 +175,7 @@ def test_both_limits_are_shown_where_there_are_two() -> None:
         ("training", ""),
     ],
 )
-def test_what_takes_time_is_named(phase: str, words: str) -> None:
+def test_slow_phases_are_named(phase: str, words: str) -> None:
     panel = progress.TrainingPanel(_spec())
     panel.update(Progress(phase, 1024))
     assert panel.doing() == words

@@ -115,14 +115,14 @@ def test_the_settings_of_an_agent_are_read_once(
     assert read == ["ppo"]
 
 
-def test_another_experiment_does_not_get_what_was_built(constructions: Callable[[], int]) -> None:
+def test_a_kept_engine_is_not_given_to_another_experiment(constructions: Callable[[], int]) -> None:
     first = steppe.Experiment(environment="counted:Counted", agent=PPO_SETTINGS, num_envs=2, **_without_progress())
     steppe.Experiment(environment="counted:Counted", agent=PPO_SETTINGS, num_envs=1, **_without_progress())
     first.start()
     assert constructions() == 2 + 1 + 2
 
 
-def test_what_was_built_is_closed_before_another_process_trains(constructions: Callable[[], int]) -> None:
+def test_a_kept_engine_is_released(constructions: Callable[[], int]) -> None:
     from steppe.runners import kept_engine
 
     steppe.Experiment(environment="counted:Counted", agent=PPO_SETTINGS, num_envs=2, **_without_progress())

@@ -38,7 +38,7 @@ def test_a_run_notes_its_settings_in_experiment_json_and_the_spec_stays_as_it_wa
     assert folder.spec() == before
 
 
-def test_a_resume_writes_them_anew_and_pays_no_attention_to_what_was_there(folder: RunFolder, trainer: Any) -> None:
+def test_a_resume_overwrites_the_effective_settings_without_reading_them(folder: RunFolder, trainer: Any) -> None:
     run(folder, trainer=telling(trainer(), {"agent": {"horizon": 128}, "limits": {"total_timesteps": 30}}))
     lifecycle.prepare(folder, resume=True, fields={"total_timesteps": 60})
     assert "effective" not in folder.spec_data()

@@ -138,14 +138,14 @@ def test_an_opened_experiment_speaks_of_calls_too(experiment: steppe.Experiment,
         steppe.Experiment.open("first").start()
 
 
-def test_what_has_no_effect_is_logged(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_notices_are_logged(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(runners, "check", lambda spec, resumed=None: ["num_workers has no effect"])
     with caplog.at_level(logging.WARNING, "steppe"):
         steppe.Experiment(environment="CartPole-v1", num_workers=2)
     assert [record.message for record in caplog.records] == ["num_workers has no effect"]
 
 
-def test_a_folder_gives_its_name_and_keeps_what_is_not_its_own(tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_folder_gives_its_name_and_foreign_files_are_kept(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     made = steppe.Experiment(environment="CartPole-v1", folder="~/runs/mine")
     assert (made.name, made.folder) == ("mine", tmp_path / "home" / "runs" / "mine")

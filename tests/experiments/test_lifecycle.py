@@ -80,7 +80,7 @@ def test_an_ended_experiment_without_a_checkpoint_can_only_start_anew(ended: Any
         lifecycle.prepare(folder, resume=True)
 
 
-def test_resuming_what_never_started_is_refused(folder: RunFolder) -> None:
+def test_an_experiment_that_never_started_is_not_resumed(folder: RunFolder) -> None:
     with pytest.raises(StateError, match="has not been started yet"):
         lifecycle.prepare(folder, resume=True)
 
@@ -127,14 +127,16 @@ def test_a_completed_experiment_is_resumed_with_more_to_do(ended: Any) -> None:
         ({"stop_at_return": 4.0}, {"mean_return": 4.5}, "--set stop_at_return=null"),
     ],
 )
-def test_what_ended_a_completed_experiment_is_named(ended: Any, fields: Any, status: Any, option: str) -> None:
+def test_the_limit_that_ended_a_completed_experiment_is_named(
+    ended: Any, fields: Any, status: Any, option: str
+) -> None:
     folder = ended("completed", **status)
     folder.write_spec(folder.spec().model_copy(update=fields))
     with pytest.raises(StateError, match=option):
         lifecycle.prepare(folder, resume=True)
 
 
-def test_what_is_learned_cannot_change_on_resume(ended: Any) -> None:
+def test_fields_that_decide_what_is_learned_cannot_change_on_resume(ended: Any) -> None:
     folder = ended("paused")
     for change in ({"sets": ["agent.discount=0.5"]}, {"fields": {"agent": "dqn"}}):
         with pytest.raises(UserError, match=r"^agent cannot change when an experiment is resumed; total_timesteps, "):
@@ -216,7 +218,7 @@ def test_how_the_work_is_shared_stays_as_it_was(ended: Any, mode: str, change: s
         lifecycle.prepare(folder, resume=True, sets=[f"{PARTS[mode]}.{change}"])
 
 
-def test_leaving_out_what_was_set_is_a_change_too(ended: Any) -> None:
+def test_leaving_out_a_field_that_was_set_is_a_change_too(ended: Any) -> None:
     folder = in_mode(ended("paused"), "async", asynchronous={"update_to_data": 0.5})
     with pytest.raises(UserError, match=r"^asynchronous\.update_to_data cannot change"):
         lifecycle.prepare(folder, resume=True, fields={"asynchronous": {"worker_timeout": 900.0}})
@@ -225,7 +227,7 @@ def test_leaving_out_what_was_set_is_a_change_too(ended: Any) -> None:
     assert folder.spec().asynchronous.worker_timeout == 900.0
 
 
-def test_what_is_for_another_run_mode_cannot_change(ended: Any) -> None:
+def test_fields_of_another_run_mode_cannot_change(ended: Any) -> None:
     with pytest.raises(UserError, match=r"^asynchronous cannot change when an experiment is resumed"):
         lifecycle.prepare(ended("paused"), resume=True, sets=["asynchronous.patience=5"])
 
@@ -269,7 +271,7 @@ def decaying(ended: Any) -> RunFolder:
     return folder
 
 
-def test_more_timesteps_move_a_decaying_learning_rate_and_that_is_told(decaying: RunFolder) -> None:
+def test_more_timesteps_move_a_decaying_learning_rate_with_a_notice(decaying: RunFolder) -> None:
     assert lifecycle.prepare(decaying, resume=True, sets=["total_timesteps=60"]) == [
         "learning_rate_decay is linear, so the new total_timesteps moves it: from timestep 10 on the learning rate "
         "is 0.25 instead of 0.2, and it reaches zero at timestep 60"
@@ -294,7 +296,7 @@ def test_the_notice_of_a_moved_decay_tells_the_rates_of_the_agents_own_schedule(
     assert rates in notice
 
 
-def test_what_leaves_a_decaying_learning_rate_alone_is_not_told(decaying: RunFolder, ended: Any) -> None:
+def test_changes_that_leave_a_decaying_learning_rate_alone_give_no_notice(decaying: RunFolder, ended: Any) -> None:
     decaying.write_status(Status("paused", timestep=10))
     assert lifecycle.prepare(decaying, resume=True, sets=["saver_frequency=5s"]) == []
     decaying.write_spec(decaying.spec().model_copy(update={"agent": AgentSpec(type="ppo")}))
@@ -310,7 +312,7 @@ def test_an_experiment_for_a_cluster_that_names_none_is_not_started(store: Store
     assert folder.local_status().state == "created"
 
 
-def test_what_was_trained_here_is_not_resumed_on_a_cluster(folder: RunFolder, trainer: Any) -> None:
+def test_a_run_of_this_machine_is_not_resumed_on_a_cluster(folder: RunFolder, trainer: Any) -> None:
     run(folder, trainer=trainer())
     with pytest.raises(StateError, match="are on this machine, so it is resumed here"):
         location_to_start(folder, "anywhere").start(resume=True)
@@ -339,7 +341,7 @@ def test_a_pause_that_takes_too_long_says_so(folder: RunFolder, wait: Any, in_ba
 
 
 @pytest.mark.parametrize("state", ["created", "completed", "failed", "stopped"])
-def test_what_does_not_run_cannot_be_paused_or_stopped(ended: Any, state: str) -> None:
+def test_an_experiment_that_does_not_run_cannot_be_paused_or_stopped(ended: Any, state: str) -> None:
     folder = ended(state)
     with pytest.raises(StateError, match=rf"(is|has) {state} and cannot be paused"):
         location_of(folder).pause()
@@ -393,7 +395,7 @@ def test_download_leaves_out_a_checkpoint_that_is_removed_meanwhile(
     assert all(file.is_file() for file in files)
 
 
-def test_a_detached_process_that_ends_at_once_is_told_by_its_own_words(
+def test_a_detached_process_that_ends_at_once_is_reported_by_its_last_line(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder.log.write_text("error: an old mistake\n")

@@ -111,7 +111,7 @@ def test_init_takes_an_old_project_over_and_changes_no_file_of_it(old: Path) -> 
     assert after == before
 
 
-def test_what_is_given_comes_before_what_the_old_project_says(old: Path) -> None:
+def test_options_override_the_old_project_file(old: Path) -> None:
     old_client.take_over(old, "mine", "cloud-2", None)
     assert read_project(old) == {"name": "mine", "remote_id": "cloud-2", "schema_version": 1}
 

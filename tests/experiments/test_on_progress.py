@@ -67,7 +67,7 @@ def test_an_error_in_on_progress_saves_the_run_and_names_the_line() -> None:
     assert experiment.start(resume=True, total_timesteps=status.timestep + 10).state == "completed"
 
 
-def test_words_of_other_libraries_lead_to_on_progress() -> None:
+def test_callback_arguments_of_other_libraries_lead_to_on_progress() -> None:
     with pytest.raises(UserError, match="give on_progress, a function"):
         steppe.train("CartPole-v1", callback=print)
     with pytest.raises(UserError, match=r"experiment\.start\(on_progress="):

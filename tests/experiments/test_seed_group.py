@@ -51,7 +51,7 @@ def test_no_member_is_made_if_one_exists_already(store: Store, spec: ExperimentS
     assert len(seed_group.create(spec, store, (1, 2), name="walk", force=True).members) == 2
 
 
-def test_what_cannot_be_a_group_is_refused(store: Store, spec: ExperimentSpec) -> None:
+def test_an_invalid_group_is_refused(store: Store, spec: ExperimentSpec) -> None:
     with pytest.raises(SpecError, match="wrong name"):
         seed_group.create(spec, store, (1,), name="../evil")
     elsewhere = spec.model_copy(update={"platform": "kubernetes"})
@@ -72,7 +72,7 @@ def test_all_seeds_are_trained_with_no_more_at_once_than_asked(
     assert made.scores() == summary_of([1.5, 1.5, 1.5])
 
 
-def test_the_failure_of_one_seed_is_told_and_ends_no_other(store: Store, spec: ExperimentSpec, counting: Any) -> None:
+def test_a_failed_seed_is_reported_and_the_others_continue(store: Store, spec: ExperimentSpec, counting: Any) -> None:
     counting("")
     made = seed_group.create(spec, store, (13, 14, 1), name="walk")
     made.train(ignore, ignore, at_once=3)

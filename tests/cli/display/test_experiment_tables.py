@@ -37,7 +37,7 @@ def placed(steppe: Any, project: Path, trained: Any, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("state", ["starting", "running"])
-def test_what_a_run_waits_for_is_told(steppe: Any, placed: Any, monkeypatch: Any, state: str) -> None:
+def test_list_and_show_tell_what_a_run_waits_for(steppe: Any, placed: Any, monkeypatch: Any, state: str) -> None:
     placed(state=state, phase=WAITS)
     monkeypatch.setattr(ClusterLocation, "files_there", lambda self: [])
     assert f'note: experiment "first" is {state}: {WAITS}\n' in steppe("experiment", "list").out.replace("\n ", " ")
@@ -65,7 +65,7 @@ def test_the_files_of_a_run_are_those_on_its_cluster(steppe: Any, placed: Any, m
     assert told == [each["path"] for each in there]
 
 
-def test_where_the_files_are_of_what_has_ended_is_told_without_a_reader(steppe: Any, placed: Any) -> None:
+def test_show_names_where_the_files_of_an_ended_run_are(steppe: Any, placed: Any) -> None:
     placed(state="paused")
     answer = steppe("experiment", "show", "-e", "first")
     assert answer.code == 0

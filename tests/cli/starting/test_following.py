@@ -19,7 +19,7 @@ class Said(TrainingDisplay):
         self.sentences.append(sentence)
 
 
-def test_trouble_that_is_told_in_turns_is_said_once_until_all_is_well() -> None:
+def test_alternating_sentences_are_announced_once_until_all_is_well() -> None:
     shows = Said()
     watching = StatusFeed(shows)
     for phase in ("no image (refused)", "no image (waits)", "no image (refused)", "training", "no image (waits)"):

@@ -64,7 +64,7 @@ def test_a_run_that_has_saved_a_policy_can_be_served_next(tmp_path: Path, state:
     assert endpoint.models() == ("first",)
 
 
-def test_the_size_of_large_checkpoints_is_told(tmp_path: Path) -> None:
+def test_the_size_of_large_checkpoints_is_shown(tmp_path: Path) -> None:
     saved = tmp_path / "checkpoints" / "64"
     saved.mkdir(parents=True)
     assert running._large_size(RunFolder(tmp_path)) == ""

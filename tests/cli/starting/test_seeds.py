@@ -44,7 +44,7 @@ def test_train_makes_a_group_and_ends_with_one_table(steppe: Any, counting: None
         assert (data["seed"], data["group"]) == (seed, "walk")
 
 
-def test_what_failed_is_told_and_the_others_are_whole(steppe: Any, counting: None) -> None:
+def test_a_failed_seed_is_reported_and_the_others_complete(steppe: Any, counting: None) -> None:
     answer = steppe("train", "CartPole-v1", "--seeds", "14,1", "-n", "walk")
     assert answer.code == 1
     assert "note: seed 14: the loss is NaN" in answer.out
@@ -74,7 +74,7 @@ def test_an_experiment_of_a_project_is_started_with_several_seeds(steppe: Any, c
         (("--seeds", "1,1"), "the seed 1 is given twice"),
     ],
 )
-def test_what_cannot_be_is_refused_before_anything_is_made(
+def test_contradicting_options_of_seeds_are_refused_before_anything_is_made(
     steppe: Any, counting: None, here: Path, words: tuple[str, ...], message: str
 ) -> None:
     answer = steppe("train", "CartPole-v1", *words)

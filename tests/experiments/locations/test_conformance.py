@@ -260,7 +260,7 @@ def test_nothing_is_left_outside_of_the_run_folder_after_a_deletion(site: Site) 
     assert site.place.left() == []
 
 
-def test_settings_of_a_location_are_told_in_pairs(site: Site) -> None:
+def test_a_location_describes_itself(site: Site) -> None:
     site.start(hold=False)
     assert all(len(pair) == 2 for pair in site.location.describe())
     assert isinstance(site.location.deleted_too(), str)

@@ -70,14 +70,14 @@ def test_a_cluster_knows_the_experiment_it_was_made_for(placed: RunFolder, store
         ("running", ""),
     ],
 )
-def test_a_cluster_that_costs_money_for_nothing_is_told(placed: RunFolder, state: str, words: str) -> None:
+def test_an_idle_cluster_made_for_an_experiment_is_noted(placed: RunFolder, state: str, words: str) -> None:
     remember(placed)
     status = dataclasses.replace(placed.read_status(), state=state)
     assert words in ephemeral_cluster.note_of(placed, status)
     assert bool(words) == bool(ephemeral_cluster.note_of(placed, status))
 
 
-def test_a_cluster_whose_deletion_was_cut_short_is_told(placed: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cluster_whose_deletion_was_interrupted_is_noted(placed: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     remember(placed)
 
     def killed(*_: object) -> None:

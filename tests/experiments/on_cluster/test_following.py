@@ -126,14 +126,14 @@ def test_a_run_that_trains_with_some_of_its_workers_is_followed_on(folder: RunFo
     assert seen[0].phase == phase
 
 
-def test_what_a_run_waits_for_is_seen_without_following_it(folder: RunFolder, on: Any) -> None:
+def test_the_status_names_what_the_run_waits_for(folder: RunFolder, on: Any) -> None:
     on(PodHealth(None, True, "the image cannot be pulled", trouble="the image cannot be pulled"))
     status = location_of(folder).status()
     assert (status.state, status.phase) == ("starting", "the image cannot be pulled")
 
 
 @pytest.mark.parametrize("stored", [None, RUNNING, {"state": "paused", "timestep": 10}])
-def test_a_driver_job_that_failed_is_a_failure_though_nobody_followed(folder: RunFolder, on: Any, stored: Any) -> None:
+def test_a_failed_driver_job_fails_a_run_that_nobody_followed(folder: RunFolder, on: Any, stored: Any) -> None:
     cluster = on(PodHealth(stored, False, trouble="Job x has failed: too often"))
     status = location_of(folder).status()
     assert (status.state, status.reason) == ("failed", "Job x has failed: too often")
@@ -147,13 +147,13 @@ def test_a_failure_that_the_run_has_written_down_itself_keeps_its_reason(folder:
     assert location_of(folder).status().reason == "the agent diverged"
 
 
-def test_pods_that_are_gone_without_a_word_are_told(folder: RunFolder, on: Any) -> None:
+def test_deleted_pods_fail_the_run(folder: RunFolder, on: Any) -> None:
     on(PodHealth(RUNNING, False))
     assert location_of(folder).status().reason == PODS_GONE
 
 
 @pytest.mark.parametrize(("code", "seconds"), [(403, location.FORBIDDEN_SECONDS), (0, location.UNREACHABLE_SECONDS)])
-def test_who_may_not_look_is_told_sooner_than_who_cannot(folder: RunFolder, on: Any, code: int, seconds: float) -> None:
+def test_missing_permission_is_reported_sooner_than_an_unreachable_cluster(folder: RunFolder, on: Any, code: int, seconds: float) -> None:
     cluster = on(PodHealth(None, True, "its Pod is starting"), KubeError("may not get pods/proxy", code))
     with pytest.raises(KubeError, match="may not get pods/proxy"):
         ClusterLocation(folder).follow(lambda seen: None)

@@ -59,9 +59,7 @@ def seen(tmp_path: Path, spec: ExperimentSpec, nodes: list[Any] | None) -> str:
 
 
 @pytest.mark.parametrize("mode", ["single", "multi-threaded"])
-def test_one_pod_on_a_registered_cluster_of_several_nodes_is_told(
-    tmp_path: Path, spec: ExperimentSpec, mode: str
-) -> None:
+def test_idle_nodes_of_a_registered_cluster_are_noted(tmp_path: Path, spec: ExperimentSpec, mode: str) -> None:
     notice = seen(tmp_path, spec.model_copy(update={"run_mode": mode}), [{"spec": {}}, PREFERRED, TAINTED])
     assert notice == (
         f'run mode "{mode}" is one Pod, so that only one of the nodes of cluster "lab" has something to do'
@@ -75,7 +73,7 @@ def test_one_node_is_no_news_nor_are_nodes_that_cannot_be_seen(
     assert seen(tmp_path, spec, nodes) == ""
 
 
-def test_a_cluster_that_cannot_be_reached_is_told_of_by_the_start_itself(tmp_path: Path, spec: ExperimentSpec) -> None:
+def test_an_unreachable_cluster_gives_no_notice_of_idle_nodes(tmp_path: Path, spec: ExperimentSpec) -> None:
     register(tmp_path, "http://127.0.0.1:9")
     assert idle_nodes.notice_of(spec, "lab") == ""
     assert idle_nodes.notice_of(spec, "another") == ""
@@ -88,7 +86,7 @@ def test_many_pods_are_no_news(tmp_path: Path, spec: ExperimentSpec, mode: str) 
 
 
 @pytest.mark.parametrize("resume", [False, True])
-def test_it_is_told_at_every_start(
+def test_idle_nodes_are_noted_at_every_start(
     folder: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resume: bool
 ) -> None:
     spec = ClusterSpec(provider="kind", num_nodes=2)

@@ -100,7 +100,7 @@ def test_nothing_is_left_of_a_first_start_that_is_interrupted(folder: RunFolder,
     assert location_of(folder).status().state == "created"
 
 
-def test_what_an_interrupted_start_has_left_is_not_forgotten(folder: RunFolder, kube: MemoryKube):
+def test_leftovers_of_an_interrupted_start_can_be_deleted(folder: RunFolder, kube: MemoryKube):
     interrupt(kube, "ConfigMap")
     with pytest.raises(KeyboardInterrupt):
         start(folder)
@@ -145,7 +145,7 @@ def test_a_resume_that_is_interrupted_leaves_the_experiment_as_it_was(folder: Ru
     assert starts_of(kube) == ["3"]
 
 
-def test_who_looks_while_an_experiment_is_resumed_ends_nothing(folder: RunFolder, kube: MemoryKube):
+def test_reading_the_status_during_a_resume_ends_no_pods(folder: RunFolder, kube: MemoryKube):
     before = paused(folder, kube)
     seen = []
 
@@ -163,7 +163,7 @@ def test_who_looks_while_an_experiment_is_resumed_ends_nothing(folder: RunFolder
     assert location_of(folder).status().state == "starting"
 
 
-def test_an_experiment_of_somebody_else_is_neither_started_nor_taken_for_ones_own(folder: RunFolder, kube: MemoryKube):
+def test_an_experiment_of_another_user_is_not_started(folder: RunFolder, kube: MemoryKube):
     start(folder)
     (folder.path / CLUSTER_FILE).unlink()
     folder.write_status(Status(created=1.0))
@@ -175,7 +175,7 @@ def test_an_experiment_of_somebody_else_is_neither_started_nor_taken_for_ones_ow
     assert address_of(folder) is None
 
 
-def test_one_resumes_ones_own_from_a_machine_of_another_name_and_a_moved_folder(
+def test_an_experiment_is_resumed_from_another_machine_and_a_moved_folder(
     folder: RunFolder, kube: MemoryKube, monkeypatch: pytest.MonkeyPatch
 ):
     paused(folder, kube)
@@ -264,7 +264,7 @@ def test_of_two_starts_at_once_the_second_is_refused_and_ends_nothing(folder: Ru
     assert location_of(folder).status().state == "starting"
 
 
-def test_what_cannot_be_deleted_on_a_cluster_that_is_gone_names_the_way_out(folder: RunFolder, kube: MemoryKube):
+def test_deleting_on_an_unreachable_cluster_names_the_way_out(folder: RunFolder, kube: MemoryKube):
     start(folder)
     kube.is_away = True
     with pytest.raises(ClusterError, match="steppe cluster delete -c lab --forget, and then this again"):
@@ -284,14 +284,14 @@ def note(kube: MemoryKube, folder: RunFolder, status: Status) -> None:
     RemoteRun(kube, place_for(folder).name).note(dataclasses.asdict(status))  # type: ignore[arg-type]
 
 
-def test_what_trained_while_nobody_looked_is_paused_while_its_driver_is_replaced(folder: RunFolder, kube: MemoryKube):
+def test_a_run_whose_driver_is_being_replaced_can_be_paused(folder: RunFolder, kube: MemoryKube):
     start(folder)
     driver(kube, folder, "waiting")
     assert ClusterLocation(folder).pause(1.0).state == "paused"
     assert "Job" not in kube.kinds
 
 
-def test_what_its_driver_says_has_not_begun_is_not_paused(folder: RunFolder, kube: MemoryKube):
+def test_a_run_that_has_not_begun_to_train_is_not_paused(folder: RunFolder, kube: MemoryKube):
     start(folder)
     driver(kube, folder, "running")
     said = {"is_over": False, "status": {"state": "starting", "timestep": 0, "phase": "compiling"}}
@@ -332,7 +332,7 @@ def test_the_end_of_an_earlier_start_is_not_taken_for_how_far_this_one_has_come(
     assert (ended.state, ended.timestep) == (state, 1000)
 
 
-def test_what_the_cluster_knows_better_is_believed(folder: RunFolder, kube: MemoryKube):
+def test_the_newer_of_two_known_statuses_is_used(folder: RunFolder, kube: MemoryKube):
     start(folder)
     note(kube, folder, Status(state="paused", heartbeat=100.0, timestep=10))
     assert ClusterLocation(folder).pause(1.0).timestep == 10

@@ -103,7 +103,7 @@ def test_the_first_folder_wins(named, tmp_path):
     assert named_files.small_files(spec, [tmp_path / "here", tmp_path / "there"]) == {"level.txt": "here"}
 
 
-def test_a_folder_goes_along_without_what_is_hidden(named, tmp_path):
+def test_a_folder_is_sent_without_hidden_files(named, tmp_path):
     (tmp_path / "levels" / ".cache").mkdir(parents=True)
     for name in ("one.txt", "two.txt", ".cache/three.txt"):
         (tmp_path / "levels" / name).write_text("")
@@ -170,7 +170,7 @@ def test_certificates_of_a_ray_are_refused_for_pods_mounted_or_not(named):
     named_files.check(named(run_mode="async", agent="dqn", **fields))
 
 
-def test_what_another_run_mode_looks_for_is_not_missed(named):
+def test_secrets_of_other_run_modes_are_not_checked(named):
     named_files.check(named(asynchronous={"token_file": "/x/token"}))
 
 

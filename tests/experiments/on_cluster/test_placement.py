@@ -19,7 +19,7 @@ from steppe.specs.environment import EnvironmentSpec
 from steppe.specs.running.cluster import ClusterSpec
 
 
-def test_what_pods_could_not_find_is_refused_before_a_cluster_is_made(
+def test_files_that_pods_could_not_find_are_refused_before_a_cluster_is_made(
     folder: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     (tmp_path / "level.txt").write_text("")
@@ -99,7 +99,7 @@ def test_the_name_inside_a_cluster_file_is_the_clusters(
     assert placement.settle_address(folder, folder.spec(), "mini", lambda line: None).cluster == "the-lab"
 
 
-def test_all_of_a_manifest_is_removed_by_its_own_words(folder: RunFolder):
+def test_the_command_in_a_manifest_deletes_all_its_objects(folder: RunFolder):
     text = placement.manifest(folder, None, "space")
     words = [line.split()[2:] for line in text.splitlines() if line.startswith("#   kubectl ")]
     (create, label, _, delete) = words

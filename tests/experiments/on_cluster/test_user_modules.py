@@ -13,7 +13,7 @@ def test_nothing_goes_along_where_nothing_is_named(tmp_path):
     assert user_modules(spec(tmp_path), [tmp_path]) == {}
 
 
-def test_a_module_goes_along_with_what_it_imports_from_its_folder(tmp_path):
+def test_a_module_is_sent_with_the_modules_of_its_folder_that_it_imports(tmp_path):
     (tmp_path / "world.py").write_text("import physics\nfrom numpy import array\n")
     (tmp_path / "physics.py").write_text("import constants\n")
     (tmp_path / "constants.py").write_text("G = 9.8\n")
@@ -32,7 +32,7 @@ def test_a_package_goes_along_as_a_whole(tmp_path):
     assert set(found) == {"worlds/__init__.py", "worlds/cart.py", "worlds/inner/__init__.py"}
 
 
-def test_what_a_package_reads_goes_along_but_not_what_is_hidden(tmp_path):
+def test_a_package_is_sent_with_its_data_files_but_without_hidden_ones(tmp_path):
     package = tmp_path / "worlds"
     (package / ".cache").mkdir(parents=True)
     (package / "__init__.py").write_text("")

@@ -100,9 +100,7 @@ def test_a_run_that_ends_by_itself_is_left_alone(settle: Settle, launched: list[
     assert (launched, told) == ([], [])
 
 
-def test_that_nobody_waits_is_told_where_no_process_can_be_started(
-    settle: Settle, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_watcher_that_cannot_be_started_is_reported(settle: Settle, monkeypatch: pytest.MonkeyPatch) -> None:
     def launch(*_: object, **__: object) -> None:
         raise SteppeError("cannot start a process")
 

@@ -100,7 +100,7 @@ def test_a_pod_that_is_asked_to_end_hands_over(pod):
 
 
 @pytest.mark.parametrize(("action", "state"), [("pause", "paused"), ("stop", "stopped")])
-def test_what_was_asked_for_is_over_though_its_pod_is_to_go(pod, action, state):
+def test_a_requested_end_is_final_even_if_the_pod_gets_a_signal(pod, action, state):
     process = pod.begin(total_timesteps=ENDLESS)
     wait_until(lambda: pod.folder.exists and pod.folder.read_status().timestep > 0, "it to train", seconds=120)
     # Held, so that it hears of both at once.
@@ -169,7 +169,7 @@ def test_a_pod_takes_over_from_one_that_is_silent_whatever_its_clock_says(pod, h
     assert pod.folder.read_status().timestep >= 6000
 
 
-def test_a_pod_waits_for_nobody_where_the_folder_came_from_object_storage(pod, monkeypatch):
+def test_a_pod_does_not_wait_for_the_owner_of_a_folder_from_object_storage(pod, monkeypatch):
     pod()
     with other_pod(pod.folder, clock=0.0):
         pass

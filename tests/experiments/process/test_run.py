@@ -158,7 +158,7 @@ def test_a_failed_run_is_reported_like_any_other(folder: RunFolder, monkeypatch:
     assert states == ["failed"]
 
 
-def test_what_a_failed_run_had_to_say_is_kept(folder: RunFolder) -> None:
+def test_the_notices_of_a_failed_run_are_kept(folder: RunFolder) -> None:
     def fail(*_: Any, on_progress: Any, **__: Any) -> None:
         on_progress(Progress("training", timestep=10, notices=("mind the gap",)))
         raise TrainingDiverged("the loss is NaN")
@@ -220,7 +220,7 @@ def test_a_resume_that_begins_forgets_why_an_earlier_one_could_not(completed: Ru
     assert (status.state, status.timestep, status.notices, status.before) == ("completed", 60, (), None)
 
 
-def test_the_room_for_the_last_status_is_there_only_while_it_runs(folder: RunFolder) -> None:
+def test_disk_for_the_last_status_is_reserved_only_while_it_runs(folder: RunFolder) -> None:
     sizes: list[int] = []
 
     def look(*_: Any, **__: Any) -> None:

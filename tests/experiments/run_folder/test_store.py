@@ -182,7 +182,7 @@ def test_files_that_are_no_experiments_are_left_where_they_are(store: Store, spe
     assert mine.read_text() == "mine"
 
 
-def test_of_two_who_make_the_same_experiment_at_once_one_is_refused(
+def test_of_two_processes_that_make_the_same_experiment_one_is_refused(
     store: Store, spec: ExperimentSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     late = RunFolder(store.path / "first")
