@@ -123,6 +123,16 @@ def test_other_numbers_compile_nothing_again_for_gymnasium_environments(agent, c
     assert not np.array_equal(first, second)
 
 
+@pytest.mark.parametrize("agent", ["ppo", "dqn"])
+def test_other_numbers_compile_nothing_again_for_threads(agent, cache):
+    settings, others = NUMBERS[agent]
+    first = trained(agent, settings, mode="multi-threaded")
+    cache["misses"] = 0
+    second = trained(agent, {**settings, **others}, mode="multi-threaded")
+    assert cache["misses"] == 0
+    assert not np.array_equal(first, second)
+
+
 def test_a_number_that_changes_a_shape_compiles_again(cache):
     settings, _ = NUMBERS["ppo"]
     trained("ppo", settings)

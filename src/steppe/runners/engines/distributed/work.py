@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -79,6 +80,7 @@ class Work:
         self.timesteps_per_rollout = agent.horizon * situation.num_envs
         self.rows = rollouts * steps_per_rollout(agent)
         self.agent = with_tapes(agent, self.rows)
+        self._numbers = agent.numbers
 
     def _based(self, state: TrainState, base: Base) -> TrainState:
         """The worker's own state, as if it had always learned with the others."""
@@ -154,7 +156,9 @@ class CompiledWork(Work):
         # A copy: what a compiled program is given, it may write over.
         start = base.params.copy()
         now, step = jnp.int32(min(timestep, LARGEST_TIMESTEP)), jnp.int32(stride)
-        self._run, done = self._program(self._run._replace(learner=learner), jnp.int32(rollouts), now, step)
+        self._run, done = self._program(
+            self._run._replace(learner=learner), self._numbers, jnp.int32(rollouts), now, step
+        )
         count = int(done["count"])
         finished = int(done["episodes"])
         window = Window(*(np.asarray(leaf) for leaf in done["window"]))
@@ -182,8 +186,11 @@ class CompiledWork(Work):
         rates = [np.zeros(self.rows, np.float32) for _ in remembered(state)]
         self.run(Base(np.array(state.params), np.array(state.target), 0, rates, seen), 0, 0, 0)
 
-    def _rollouts(self, run: _Run, rollouts: Array, timestep: Array, stride: Array) -> tuple[_Run, dict[str, Any]]:
-        shapes = jax.eval_shape(self._rollout, run, timestep)[2]
+    def _rollouts(
+        self, run: _Run, numbers: dict[str, Any], rollouts: Array, timestep: Array, stride: Array
+    ) -> tuple[_Run, dict[str, Any]]:
+        rollout = partial(self._rollout, self.agent.with_numbers(numbers))
+        shapes = jax.eval_shape(rollout, run, timestep)[2]
         metrics = {name: jnp.zeros(leaf.shape, jnp.float32) for name, leaf in shapes.items()}
         empty = jax.tree.map(jnp.asarray, empty_window())
         nothing = _nothing_seen(self.agent)
@@ -194,7 +201,7 @@ class CompiledWork(Work):
 
         def once(carry: tuple[_Run, _Sums, Array, Array]) -> tuple[_Run, _Sums, Array, Array]:
             run, sums, done, _ = carry
-            run, finished, metrics, trajectory = self._rollout(run, timestep + done * stride)
+            run, finished, metrics, trajectory = rollout(run, timestep + done * stride)
             updates = metrics["updates"]
             learned = (updates > 0).astype(jnp.float32)
             added = {name: sums.metrics[name] + learned * value for name, value in metrics.items()}
@@ -225,10 +232,10 @@ class CompiledWork(Work):
             "returns": sums.returns,
         }
 
-    def _rollout(self, run: _Run, timestep: Array) -> tuple[_Run, Any, dict[str, Array], Trajectory]:
-        acting = self.agent.actor_params(run.learner.agent)
-        envs, trajectory, finished = self.rollout.collect(run.envs, acting, timestep)
-        learner, metrics = learn(self.agent, run.learner, trajectory)
+    def _rollout(self, agent: Agent[Any], run: _Run, timestep: Array) -> tuple[_Run, Any, dict[str, Array], Trajectory]:
+        acting = agent.actor_params(run.learner.agent)
+        envs, trajectory, finished = self.rollout.with_agent(agent).collect(run.envs, acting, timestep)
+        learner, metrics = learn(agent, run.learner, trajectory)
         return _Run(learner, envs), finished, metrics, trajectory
 
     def _newly_seen(self, sums: _Sums, trajectory: Trajectory) -> tuple[Statistics, Statistics]:
@@ -271,7 +278,7 @@ class HostWork(Work):
             collected = self._collector.collect(learner.agent, timestep + index * stride)
             if collected.is_cut_off:
                 learner = self._cut_off(learner)
-            learner, values = self._learn(learner, collected.trajectory)
+            learner, values = self._learn(learner, self._numbers, collected.trajectory)
             row = dict(zip(self._names, np.asarray(values).tolist(), strict=True))
             done.timesteps += collected.timesteps
             done.episodes += len(collected.returns)
@@ -306,9 +313,9 @@ class HostWork(Work):
             return learner
         return learner._replace(memory=self.agent.memory.cut(learner.memory))
 
-    def _learned(self, learner: Learner, trajectory: Trajectory) -> tuple[Learner, Array]:
+    def _learned(self, learner: Learner, numbers: Any, trajectory: Trajectory) -> tuple[Learner, Array]:
         """`learn` with all metrics in one vector, so that one transfer brings them."""
-        learner, metrics = learn(self.agent, learner, trajectory)
+        learner, metrics = learn(self.agent.with_numbers(numbers), learner, trajectory)
         metrics["is_healthy"] = is_healthy(learner, metrics)
         self._names = list(metrics)
         return learner, jnp.stack([jnp.float32(value) for value in metrics.values()])

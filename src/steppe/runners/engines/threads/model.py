@@ -11,6 +11,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from steppe.agents._base import Agent, TrainState
@@ -39,6 +40,8 @@ class Reading(NamedTuple):
     """Where this worker's exploration ends."""
     optimizers: Any
     """An OptimizerReading of each block, of each phase."""
+    numbers: Any = None
+    """The numeric hyper-parameters; they never change."""
 
 
 class OptimizerReading(NamedTuple):
@@ -70,6 +73,7 @@ class SharedModel:
             for phase in plan.phases
         ]
         self._target_sync = agent.target_sync
+        self.numbers: Any = jax.tree.map(np.array, agent.numbers)
 
     def example(self) -> Reading:
         """Shapes and dtypes of a reading."""
@@ -80,7 +84,16 @@ class SharedModel:
             [OptimizerReading(optimizer.statistics, count) for _, _, optimizer in blocks] for blocks in self._phases
         ]
         return Reading(
-            self.params, self.target, observations, returns, count, count, count, np.float32(0.0), optimizers
+            self.params,
+            self.target,
+            observations,
+            returns,
+            count,
+            count,
+            count,
+            np.float32(0.0),
+            optimizers,
+            self.numbers,
         )
 
     def read(self, into: Reading) -> None:
