@@ -6,6 +6,8 @@ import jax
 import numpy as np
 import pytest
 
+from steppe.agents._base import Agent
+from steppe.agents.core.off_policy import OffPolicy
 from steppe.runners import setup
 from steppe.runners._base import Limits
 from steppe.specs.experiment import ExperimentSpec
@@ -139,3 +141,12 @@ def test_a_number_that_changes_a_shape_compiles_again(cache):
     cache["misses"] = 0
     trained("ppo", {**settings, "horizon": 8})
     assert cache["misses"] > 0
+
+
+@pytest.mark.parametrize("agent", ["ppo", "dqn", "sac"])
+def test_results_are_the_bits_of_programs_in_which_the_numbers_are_constants(agent, monkeypatch):
+    settings, _ = NUMBERS[agent]
+    as_arguments = trained(agent, settings)
+    for kind in (Agent, OffPolicy):
+        monkeypatch.setattr(kind, "with_numbers", lambda self, numbers: self)
+    np.testing.assert_array_equal(trained(agent, settings), as_arguments)
