@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import jax
 import numpy as np
+import optax  # noqa: F401  before jax.jit is patched, which its own functions must not see
 import pytest
 
 from steppe import agents

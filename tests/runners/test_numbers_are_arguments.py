@@ -6,6 +6,8 @@ import jax
 import numpy as np
 import pytest
 
+from steppe.agents._base import Agent
+from steppe.agents.core.off_policy import OffPolicy
 from steppe.runners import setup
 from steppe.runners._base import ChunkLimits
 from steppe.specs.experiment import ExperimentSpec
@@ -123,9 +125,28 @@ def test_other_numbers_compile_nothing_again_for_gymnasium_environments(agent, c
     assert not np.array_equal(first, second)
 
 
+@pytest.mark.parametrize("agent", ["ppo", "dqn"])
+def test_other_numbers_compile_nothing_again_for_threads(agent, cache):
+    settings, others = NUMBERS[agent]
+    first = trained(agent, settings, mode="multi-threaded")
+    cache["misses"] = 0
+    second = trained(agent, {**settings, **others}, mode="multi-threaded")
+    assert cache["misses"] == 0
+    assert not np.array_equal(first, second)
+
+
 def test_a_number_that_changes_a_shape_compiles_again(cache):
     settings, _ = NUMBERS["ppo"]
     trained("ppo", settings)
     cache["misses"] = 0
     trained("ppo", {**settings, "horizon": 8})
     assert cache["misses"] > 0
+
+
+@pytest.mark.parametrize("agent", ["ppo", "dqn", "sac"])
+def test_results_are_the_bits_of_programs_in_which_the_numbers_are_constants(agent, monkeypatch):
+    settings, _ = NUMBERS[agent]
+    as_arguments = trained(agent, settings)
+    for kind in (Agent, OffPolicy):
+        monkeypatch.setattr(kind, "with_numbers", lambda self, numbers: self)
+    np.testing.assert_array_equal(trained(agent, settings), as_arguments)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +15,18 @@ from jax import Array
 from steppe.agents.core import normalizers
 from steppe.agents.core.normalizers import CLIP, Statistics, empty
 from steppe.agents.core.numbers import numbers_of, with_numbers
+from steppe.agents.experience import (
+    ActorParams,
+    AgentContext,
+    Internals,
+    Leaf,
+    Metrics,
+    RolloutBatches,
+    TargetSync,
+    TrainState,
+    Trajectory,
+    Transitions,
+)
 from steppe.errors import UserError
 from steppe.networks import default_layers
 from steppe.policies import heads
@@ -32,132 +43,26 @@ if TYPE_CHECKING:
     from steppe.agents.core.layout import Layout
     from steppe.agents.core.loss_optimizer import LossOptimizer, OptimizerSlot, Terms
 
-Metrics = dict[str, Array]
-Internals = dict[str, Any]
-"""What an actor remembers within an episode, one row for each environment: {} for most agents."""
-Leaf = Any
-"""A JAX array, or a NumPy array on its way to one."""
+__all__ = [
+    "DEVICE_AXIS",
+    "ActorParams",
+    "Agent",
+    "AgentContext",
+    "Internals",
+    "Leaf",
+    "Metrics",
+    "RolloutBatches",
+    "TargetSync",
+    "TrainState",
+    "Trajectory",
+    "Transitions",
+    "fresh_state",
+    "host_generator",
+    "normalizer_tensors",
+]
 S = TypeVar("S", bound=AgentSettings)
 DEVICE_AXIS = "shards"
 """The name of the device axis that updates are averaged over, when the environments are spread over devices."""
-
-
-class TrainState(NamedTuple):
-    """Everything an agent has learned and needs to go on learning: one value, saved and restored whole."""
-
-    params: Array
-    """All trainable parameters as one vector [P]; `agent.layout` names its parts."""
-    target: Array
-    """Parameters of the target network [P], or [0] where the algorithm has none."""
-    optimizer: Any
-    """The optimiser's state over the same vector."""
-    observations: Statistics
-    """Running mean and variance of the observations (untouched unless they are normalised)."""
-    returns: Statistics
-    """Running variance of the discounted returns (untouched unless rewards are normalised)."""
-    key: Array
-    """Where all later randomness of updates comes from."""
-    updates: Leaf
-    """How many optimiser steps were taken: int32."""
-
-
-class ActorParams(NamedTuple):
-    """What is needed to act, and nothing more: what a worker fetches."""
-
-    params: Any
-    """The vector, or its named arrays once it is cut."""
-    observations: Statistics
-
-
-class Trajectory(NamedTuple):
-    """What N environments saw in T timesteps; leaves are [T, N, ...]."""
-
-    observations: Leaf
-    actions: Leaf
-    rewards: Leaf
-    terminated: Leaf
-    """The episode ended for good: nothing follows."""
-    truncated: Leaf
-    """The episode was cut by a time limit: the value of what would have followed counts."""
-    next_observations: Leaf
-    """The true successors, before any reset."""
-    outputs: Leaf
-    """What the network put out when acting (logits, means or values), [T, N, outputs]."""
-    running_returns: Leaf
-    """Discounted sums of the rewards of each episode so far: what reward normalisation measures."""
-    internals: Internals
-    """What the actor remembered before each action."""
-    next_internals: Internals
-    """What it remembered after each action, also where the episode then ended."""
-    log_std: Leaf = ()
-    """The logarithm of the spread of Gaussian actions [T, N, A], where another process acted; () is the learner's."""
-    weights: Leaf = ()
-    """How much each timestep counts, 1 on average, where some are repeated; () where all count alike."""
-    values: Leaf = ()
-    """What the observations are worth by the parameters that acted, where acting works it out; () elsewhere."""
-
-
-class Transitions(NamedTuple):
-    """A batch drawn from a memory; leaves are [B, ...]."""
-
-    observations: Array
-    actions: Array
-    rewards: Array
-    """The discounted sum of n rewards."""
-    discounts: Array
-    """What the value of `next_observations` is multiplied by: discount ** n, or 0 where the episode terminated."""
-    next_observations: Array
-    weights: Array
-    """Importance weights that undo prioritised sampling (1 where sampling is uniform)."""
-    single: Any = None
-    """What each timestep alone led to (`steppe.memories.Following`), where the memory tells."""
-    demonstrated: Any = None
-    """Which were demonstrated [B], where there are demonstrations."""
-
-
-@dataclass(frozen=True)
-class AgentContext:
-    """What an agent needs to know of its experiment."""
-
-    observation: Space
-    action: Space
-    network: NetworkSpec | None = None
-    num_envs: int = 8
-    environment: str = ""
-    total_timesteps: int | None = None
-    deterministic: bool = False
-    normalize_observations: bool = False
-    normalize_rewards: bool = False
-    shards: int = 1
-    """Over how many devices the environments are spread."""
-    preprocessing: Preprocessing | None = None
-    """The stages between the environment's observations and `observation`."""
-    episode_limit: int | None = None
-    """After how many timesteps every episode is over, if that is known."""
-    stacked_frames: tuple[int, int] | None = None
-    """(how many, along which axis) if observations are known to be stacks of the last frames."""
-    is_for_tensorforce: bool = False
-    """Whether a file for TensorForce describes the agent."""
-
-
-class TargetSync(NamedTuple):
-    """When and how far the target network follows the parameters."""
-
-    frequency: int = 0
-    """How many updates pass between two moves; 0 without a target network."""
-    weight: float = 0.0
-    """How far it moves each time: 1 is a copy."""
-    delay: int = 1
-    """How many updates of a worker pass for each one after which it may move (policy_delay of td3)."""
-
-
-class RolloutBatches(NamedTuple):
-    """A trajectory made ready to be learned from."""
-
-    samples: Any
-    """Leaves [B, ...]."""
-    order: Any
-    """Which samples each batch takes [batches, size]; () if one batch takes them all."""
 
 
 class Agent(ABC, Generic[S]):
@@ -176,7 +81,7 @@ class Agent(ABC, Generic[S]):
     rollout_episodes: int | None = None
     """After how many ended episodes `update` is called, with a trajectory that repeats itself up to its full length."""
     kind: str
-    """How the network's outputs become actions: see `steppe.policies.heads`."""
+    """The kind of the policy's head: see `steppe.policies.heads`."""
     always_draws: ClassVar[bool] = False
     """Whether even a greedy action needs noise."""
     layers: NetworkSpec | None = None
@@ -234,17 +139,17 @@ class Agent(ABC, Generic[S]):
         return None
 
     def initial_internals(self, lead: tuple[int, ...]) -> Internals:
-        """What an actor remembers at the start of an episode; leaves [*lead, ...]."""
+        """The actor's memory at the start of an episode; leaves [*lead, ...]."""
         return {}
 
     @property
     def acts_in_numpy(self) -> bool:
-        """Whether `policy` puts out all that `act` does, so that the host can act without a compiled call."""
+        """Whether `policy` computes the same as `act`, so that the host can act without a compiled call."""
         return True
 
     @property
     def noise(self) -> heads.Noise:
-        """Which random numbers one action takes."""
+        """The random numbers that one action takes."""
         return heads.noise_of(self.kind, self.context.action)
 
     def draw_noise(self, key: Array, shape: tuple[int, ...]) -> Array:
@@ -261,7 +166,7 @@ class Agent(ABC, Generic[S]):
         self, actor_params: ActorParams, observations: Array, noise: Array | None, timestep: Array, internals: Internals
     ) -> tuple[Array, Array, Internals]:
         """observations [N, ...] -> actions [N, ...] as the learner stores them, the network's outputs [N, outputs],
-        and what the actor remembers.
+        and the actor's memory.
 
         Without noise the action is the greedy one. `timestep` drives exploration schedules.
         """
@@ -271,7 +176,7 @@ class Agent(ABC, Generic[S]):
 
     @abstractmethod
     def outputs(self, actor_params: ActorParams, observations: Array, internals: Internals) -> tuple[Array, Internals]:
-        """What the policy's network puts out, [N, outputs]."""
+        """The outputs of the policy's network [N, outputs], and the actor's memory after it."""
 
     def choose(
         self, outputs: Any, noise: Any, timestep: Any, internals: Internals, log_std: Any, xp: Any
@@ -284,11 +189,11 @@ class Agent(ABC, Generic[S]):
         return heads.sample(self.kind, outputs, noise, space, xp, log_std=log_std, **exploration), internals
 
     def exploration(self, timestep: Any, xp: Any) -> dict[str, Any]:
-        """How much `heads.sample` explores at a timestep: its epsilon or sigma."""
+        """The epsilon or sigma of `heads.sample` at a timestep."""
         return {}
 
     def log_std(self, actor_params: ActorParams) -> Any:
-        """The logarithm of the spread of Gaussian actions, where the parameters hold one."""
+        """The logarithm of the spread of Gaussian actions, if the parameters hold one."""
         return 0.0
 
     def to_environment(self, actions: Array) -> Array:
@@ -354,7 +259,7 @@ class Agent(ABC, Generic[S]):
 
     @property
     def resolved_settings(self) -> dict[str, Any]:
-        """Settings of which "auto" or null has come to something, by name."""
+        """The values that "auto" and null stand for, by the names of the settings."""
         return {"horizon": self.horizon}
 
     @property
@@ -405,7 +310,7 @@ class Agent(ABC, Generic[S]):
         return batch
 
     def divergence(self, params: Array, state: TrainState, batch: Any) -> Array:
-        """How far the policy at `params` is from the one at `state.params`: what natural steps are measured by."""
+        """The divergence of the policy at `params` from the one at `state.params`, which measures natural steps."""
         raise NotImplementedError
 
     def gradients(self, state: TrainState, batch: Any) -> tuple[Array, Metrics]:
@@ -443,7 +348,7 @@ class Agent(ABC, Generic[S]):
         return None
 
     def rollout_batches(self, state: TrainState, trajectory: Trajectory) -> tuple[TrainState, RolloutBatches]:
-        """All that `update` does before its first step."""
+        """Everything in `update` before its first step."""
         state = self.update_return_stats(state, trajectory)
         samples = self.prepare(state, trajectory)
         shuffle_key, key = jax.random.split(state.key)
@@ -485,10 +390,10 @@ class Agent(ABC, Generic[S]):
 
     @abstractmethod
     def policy_tensors(self, state: TrainState) -> dict[str, np.ndarray]:
-        """The tensors of `policy`, copied to the host: what changes from update to update."""
+        """The tensors of `policy`, copied to the host: the part of it that updates change."""
 
     def policy_head(self) -> dict[str, Any]:
-        """How the policy's outputs become actions: see `steppe.policies.policy`."""
+        """The head of the exported policy: see `steppe.policies.policy`."""
         return {"kind": self.kind}
 
     def policy(self, state: TrainState, timestep: int) -> Policy:
@@ -571,7 +476,7 @@ def _draw(distribution: str, key: Array, shape: tuple[int, ...]) -> Array:
 
 
 def host_generator(key: Array) -> np.random.Generator:
-    """NumPy's randomness, seeded by a JAX key."""
+    """NumPy's generator, seeded by a JAX key."""
     return np.random.default_rng(np.asarray(jax.random.key_data(key)).ravel().tolist())
 
 
@@ -584,7 +489,7 @@ def fresh_state(agent: Agent[Any], params: Any, target: Any, key: Array) -> Trai
 
 
 def normalizer_tensors(agent: Agent[Any], state: TrainState) -> dict[str, np.ndarray]:
-    """The observation normaliser as the policy wants it; nothing where there is none."""
+    """The observation normaliser in the policy's names; {} if there is none."""
     if not agent.normalizes_observations:
         return {}
     return {

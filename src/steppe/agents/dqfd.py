@@ -55,7 +55,7 @@ class DQfDSettings(DQNSettings):
 
     @property
     def timesteps_before_learning(self) -> int:
-        """None if it is pretrained."""
+        """0 if it is pretrained."""
         return 0 if self.pretraining_updates else super().timesteps_before_learning
 
     @property
@@ -89,7 +89,7 @@ class DQfDSettings(DQNSettings):
 
 
 class DQfD(DQN):
-    """Deep Q-learning that begins with what a demonstrator did."""
+    """Deep Q-learning that begins with demonstrations."""
 
     type = "dqfd"
     Settings: ClassVar[Any] = DQfDSettings
@@ -117,7 +117,7 @@ class DQfD(DQN):
         return self.settings.pretraining_updates
 
     def init(self, key: Array) -> TrainState:
-        """Normalisers begin with what was demonstrated."""
+        """The normalisers begin with the demonstrations."""
         state, shown = super().init(key), self.demonstrations
         if self.normalizes_observations:
             seen = normalizers.merge(state.observations, jnp.asarray(shown.observations))
@@ -158,17 +158,22 @@ class DQfD(DQN):
         return self.settings.expert_margin
 
     def _as_collected(self, shown: Demonstrations) -> Timesteps:
-        """[M, 1, ...], as a runner would have collected them: preprocessed, and actions counted from 0."""
+        """[M, 1, ...], as a runner collects timesteps: preprocessed, and with actions counted from 0."""
         arrays, preprocessing = shown.arrays, self.context.preprocessing
-        observations, following = arrays["observations"], arrays["next_observations"]
+        observations, next_observations = arrays["observations"], arrays["next_observations"]
         if preprocessing is not None:
-            observations, following = shown.seen_through(preprocessing)
+            observations, next_observations = shown.seen_through(preprocessing)
         start = self.context.action.start if isinstance(self.context.action, Discrete) else 0
         rewards = arrays["rewards"].astype(np.float32)
         if self.reward_preprocessing is not None:
             rewards = self.reward_preprocessing(rewards)
         timesteps = Timesteps(
-            observations, arrays["actions"] - start, rewards, arrays["terminated"], arrays["truncated"], following
+            observations,
+            arrays["actions"] - start,
+            rewards,
+            arrays["terminated"],
+            arrays["truncated"],
+            next_observations,
         )
         return Timesteps(*(leaf[:, None] for leaf in timesteps))
 

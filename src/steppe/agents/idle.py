@@ -1,4 +1,4 @@
-"""Agents that do not learn: what every learner must beat, and what tests an environment."""
+"""Agents that do not learn: baselines for learners, and tests of an environment."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Idle(Agent[S], Generic[S]):
         return state.params, {}
 
     def init(self, key: Array) -> TrainState:
-        """Nothing but a key."""
+        """A state of a key alone."""
         nothing = np.zeros(0, np.float32)
         return fresh_state(self, nothing, nothing, key)
 

@@ -65,7 +65,7 @@ class NAF(ActsWithNoise, OffPolicy[NAFSettings]):
         return dense_layers(observation)
 
     def draw_params(self, rng: np.random.Generator | None) -> dict[str, Any]:
-        """One torso; heads for the best action, its value, and the triangle that says how fast the value falls."""
+        """One torso; heads for the best action, its value, and the triangle by which the value falls off."""
         features, size = self.network.features, self.action_size
         return {
             "torso": self.network.init(rng),
@@ -96,7 +96,7 @@ class NAF(ActsWithNoise, OffPolicy[NAFSettings]):
         }
 
     def values(self, params: dict[str, Any], observations: Array, actions: Array, key: Array | None = None) -> Array:
-        """What actions [B, A] within +-1 are worth, [B]: eq. 10."""
+        """The values [B] of actions [B, A] within +-1: eq. 10."""
         features = self.network.apply(params["torso"], observations, key)
         away = actions - jnp.tanh(apply_head(params["head"], features))
         lower = _triangle(apply_head(params["triangle"], features), self.action_size)
@@ -113,7 +113,7 @@ class NAF(ActsWithNoise, OffPolicy[NAFSettings]):
         return self.values(target, observations, chosen)
 
     def policy_tensors(self, state: TrainState) -> dict[str, np.ndarray]:
-        """What puts out the best action, with its normaliser."""
+        """The layers that lead to the best action, with their normaliser."""
         named = self.layout.named(np.array(state.params))
         tensors = {name: t for name, t in named.items() if name.startswith(("torso/", "head/"))}
         return tensors | normalizer_tensors(self, state)

@@ -153,7 +153,9 @@ def test_deleted_pods_fail_the_run(folder: RunFolder, on: Any) -> None:
 
 
 @pytest.mark.parametrize(("code", "seconds"), [(403, location.FORBIDDEN_SECONDS), (0, location.UNREACHABLE_SECONDS)])
-def test_missing_permission_is_reported_sooner_than_an_unreachable_cluster(folder: RunFolder, on: Any, code: int, seconds: float) -> None:
+def test_missing_permission_is_reported_sooner_than_an_unreachable_cluster(
+    folder: RunFolder, on: Any, code: int, seconds: float
+) -> None:
     cluster = on(PodHealth(None, True, "its Pod is starting"), KubeError("may not get pods/proxy", code))
     with pytest.raises(KubeError, match="may not get pods/proxy"):
         ClusterLocation(folder).follow(lambda seen: None)

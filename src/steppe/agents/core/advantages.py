@@ -1,4 +1,4 @@
-"""What actions were worth, from trajectories: advantages, V-trace targets and lambda-returns.
+"""Estimates from trajectories: advantages, V-trace targets and lambda-returns.
 
 Arrays are [T, N]. `next_values` are the values of the true successors. A terminated episode has no future; a truncated
 one has, so its successor's value still counts, but nothing flows back from the episode that follows it in the array.
@@ -22,7 +22,7 @@ def generalized_advantages(
     discount: float,
     gae_lambda: float,
 ) -> Array:
-    """How much better each action was than expected (generalised advantage estimation, arXiv:1506.02438 eq. 16)."""
+    """Generalised advantage estimation (arXiv:1506.02438 eq. 16)."""
     errors = rewards + discount * next_values * (1.0 - terminated) - values
     flows = discount * gae_lambda * (1.0 - jnp.maximum(terminated, truncated))
     return _backwards(errors, flows)
@@ -49,17 +49,17 @@ def vtrace(
     goes_on = 1.0 - jnp.maximum(terminated, truncated)
     errors = weights * (rewards + discounts * next_values - values)
     corrections = _backwards(errors, discounts * trace_lambda * jnp.minimum(1.0, ratios) * goes_on)
-    following = jnp.concatenate([corrections[1:], jnp.zeros_like(corrections[:1])]) * goes_on
-    advantages = weights * (rewards + discounts * (next_values + following) - values)
+    next_corrections = jnp.concatenate([corrections[1:], jnp.zeros_like(corrections[:1])]) * goes_on
+    advantages = weights * (rewards + discounts * (next_values + next_corrections) - values)
     return values + corrections, advantages
 
 
 def lambda_returns(
     rewards: Array, next_values: Array, terminated: Array, truncated: Array, discount: float, trace_lambda: float
 ) -> Array:
-    """Rewards to come, each estimate mixed with the next one's (Q(lambda), Peng and Williams 1996)."""
+    """Lambda-returns: one-step targets mixed with longer ones (Q(lambda), Peng and Williams 1996)."""
     goes_on = 1.0 - jnp.maximum(terminated, truncated)
-    # What flows back from the next timestep; the last one, and those where an episode ends, take the value itself.
+    # The last timestep, and those that end an episode, bootstrap from the value alone.
     flows = discount * trace_lambda * goes_on.at[-1].set(0.0)
     errors = rewards + discount * (1.0 - terminated) * next_values - flows * next_values
     return _backwards(errors, flows)
@@ -68,9 +68,9 @@ def lambda_returns(
 def _backwards(terms: Array, flows: Array) -> Array:
     """x[t] = terms[t] + flows[t] * x[t + 1], from the last row to the first."""
 
-    def add(following: Array, at: tuple[Array, Array]) -> tuple[Array, Array]:
+    def add(next_total: Array, at: tuple[Array, Array]) -> tuple[Array, Array]:
         term, flow = at
-        total = term + flow * following
+        total = term + flow * next_total
         return total, total
 
     def loop(terms: Array, flows: Array) -> Array:

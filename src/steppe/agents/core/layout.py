@@ -18,11 +18,11 @@ from jax import Array
 from steppe.agents.core.kernels import in_one_kernel
 
 SMALL = 16_384
-"""Vectors of up to so many numbers are cut by one kernel, although it also copies pieces that nobody asks for."""
+"""Vectors of up to so many numbers are cut by one kernel, although it also copies pieces that are not needed."""
 
 
 class Layout:
-    """Where each named array lies in the vector."""
+    """The places of named arrays in the vector."""
 
     def __init__(self, example: dict[str, Any]) -> None:
         """`example` is a nested dict of arrays; only its shapes are looked at."""
@@ -55,7 +55,7 @@ class Layout:
         return jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(tree)])
 
     def split(self, vector: Any) -> dict[str, Any]:
-        """Vector [P] -> nested dict; what is split already is handed back."""
+        """Vector [P] -> nested dict; a dict is returned as it is."""
         if isinstance(vector, dict):
             return vector
         return jax.tree.unflatten(self._tree, self._cut(vector))

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
-from steppe.agents.core.chunks import mean_over_chunks
+from steppe.agents.core.kernels import mean_over_chunks
 from steppe.agents.core.learning_rate import LearningRate
 from steppe.agents.core.optimizers import innermost, make_transform, steps_of
 from steppe.agents.core.wrapped_steps import gradient_of, natural_gradient_of, wrapped_step

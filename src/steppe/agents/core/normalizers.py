@@ -15,7 +15,7 @@ EPSILON = 1e-8
 
 
 class Statistics(NamedTuple):
-    """Mean and variance of everything seen so far, and how much that was."""
+    """Mean and variance of all values so far, and their number."""
 
     mean: Any
     variance: Any
@@ -23,15 +23,15 @@ class Statistics(NamedTuple):
 
 
 def empty(shape: tuple[int, ...]) -> Statistics:
-    """Before anything was seen: normalising with this changes nothing."""
+    """Statistics of no value: normalising with them changes nothing."""
     zeros, ones = np.zeros(shape, np.float32), np.ones(shape, np.float32)
     return Statistics(zeros, ones, np.zeros((), np.float32))
 
 
 def merge(statistics: Statistics, values: Array, axis: str | None = None, weights: Any = ()) -> Statistics:
-    """Takes in values [T, N, *shape]; with `axis`, the values on all devices of that axis.
+    """Adds values [T, N, *shape]; with `axis`, those on all devices of that axis.
 
-    `weights` [T, N] are a trajectory's: where they are zero there is only filler, which does not count.
+    `weights` [T, N] are a trajectory's: a timestep of weight zero is filler and does not count.
     """
     if isinstance(weights, tuple):
         count = jnp.float32(values.shape[0] * values.shape[1])
@@ -47,7 +47,7 @@ def merge(statistics: Statistics, values: Array, axis: str | None = None, weight
         variance = jax.lax.pmean(variance + (own_mean - mean) ** 2, axis)
         count = count * jax.lax.axis_size(axis)
     total = statistics.samples + count
-    # By the share of what is new, which stays right where the count has reached the end of its precision.
+    # By the share of the new values, which stays exact if the count has reached the end of its precision.
     share, shift = count / total, mean - statistics.mean
     return Statistics(
         mean=statistics.mean + share * shift,
@@ -63,5 +63,5 @@ def normalize(statistics: Statistics, values: Array) -> Array:
 
 
 def scale(statistics: Statistics, rewards: Array) -> Array:
-    """Rewards divided by the spread of the returns; not shifted, since that would change what is best."""
+    """Rewards divided by the spread of the returns; not shifted, since that would change the best policy."""
     return jnp.clip(rewards / jnp.sqrt(statistics.variance + EPSILON), -CLIP, CLIP)

@@ -75,7 +75,7 @@ class MemorySettings(Spec):
 
 
 class OffPolicySettings(OptimizerSettings):
-    """What every agent with a replay memory can be told."""
+    """Settings of every agent with a replay memory."""
 
     discount: Unit = 0.99
     """How much the future counts: a reward k timesteps away weighs discount ** k."""
@@ -120,7 +120,7 @@ S = TypeVar("S", bound=OffPolicySettings)
 
 
 class OffPolicy(Agent[S], Generic[S]):
-    """An agent that draws what it learns from out of a memory, towards targets that follow slowly."""
+    """An agent that learns from batches of its memory, towards the values of a slowly moving target network."""
 
     experience: ClassVar[Literal["trajectories", "transitions", "none"]] = "transitions"
     default_num_envs = 1
@@ -190,7 +190,7 @@ class OffPolicy(Agent[S], Generic[S]):
         return moved._replace(target=target)
 
     def init(self, key: Array) -> TrainState:
-        """The targets start as copies."""
+        """The target network starts as a copy."""
         params = self.layout.join(self.draw_params(host_generator(key)))
         return fresh_state(self, params, params.copy(), key)
 

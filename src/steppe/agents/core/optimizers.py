@@ -26,7 +26,7 @@ from steppe.specs.learning.optimizer import (
 
 
 class OptimizerSettings(AgentSettings):
-    """What every agent that follows gradients can be told about its steps."""
+    """Settings of every agent that follows gradients."""
 
     learning_rate: Positive = 3e-4
     """The optimiser's step size; may also be written inside `optimizer`."""

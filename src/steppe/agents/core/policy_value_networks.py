@@ -20,8 +20,8 @@ from steppe.agents._base import (
     host_generator,
     normalizer_tensors,
 )
-from steppe.agents.core.chunks import map_chunks
 from steppe.agents.core.distributions import distribution_for
+from steppe.agents.core.kernels import map_chunks
 from steppe.agents.core.layout import Layout
 from steppe.errors import UserError
 from steppe.networks import Network, apply_head, head

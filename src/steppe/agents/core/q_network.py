@@ -1,4 +1,4 @@
-"""A network's estimates of what every action is worth, as single values or as quantiles of what may come of it.
+"""The estimated value of every action, as a mean or as quantiles of the return.
 
 Several choices at once (MultiDiscrete) are valued side by side, each for itself (Tavakoli et al. 2018,
 arXiv:1711.08946).
@@ -74,7 +74,7 @@ class QNetwork:
         return columns[0] if self.is_single else jnp.stack(columns, -1)
 
     def perturbed(self, params: dict[str, Any], key: Array) -> dict[str, Any]:
-        """The same with factorised noise in its noisy heads (arXiv:1706.10295); what it was without any."""
+        """The parameters with factorised noise in noisy heads (arXiv:1706.10295), unchanged without such heads."""
         if not self.noisy:
             return params
         heads = params["head"] if self.dueling else {"": params["head"]}

@@ -76,10 +76,12 @@ class AgentSpec(Spec):
         Those that are not given have the defaults of the environment's kind, else the model's own. Read once.
         """
         if model not in self._read:
-            with_own = with_defaults(model, self._defaults.settings)
-            self._read[model] = validate(with_own, self.settings, source=self._origins)
+            self._read[model] = self._read_as(model)
         settings: Model = self._read[model]
         return settings
+
+    def _read_as(self, model: ModelClass[Model]) -> Model:
+        return validate(with_defaults(model, self._defaults.settings), self.settings, source=self._origins)
 
     def suited_to(self, defaults: Defaults) -> AgentSpec:
         """The same agent with other defaults."""

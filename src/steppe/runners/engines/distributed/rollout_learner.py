@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -88,6 +89,7 @@ class RolloutLearner:
         self.timesteps_per_rollout = agent.horizon * situation.num_envs
         self.rows = rollouts * steps_per_rollout(agent)
         self.agent = with_tapes(agent, self.rows)
+        self._numbers = agent.numbers
 
     def _based(self, state: TrainState, base: StartingPoint) -> TrainState:
         """The worker's state with the servers' parameters, statistics and version."""
@@ -163,7 +165,9 @@ class CompiledRolloutLearner(RolloutLearner):
         # A copy, since the compiled program may overwrite its arguments.
         start = base.params.copy()
         now, step = jnp.int32(min(timestep, LARGEST_TIMESTEP)), jnp.int32(stride)
-        self._run, done = self._program(self._run._replace(learner=learner), jnp.int32(rollouts), now, step)
+        self._run, done = self._program(
+            self._run._replace(learner=learner), self._numbers, jnp.int32(rollouts), now, step
+        )
         count = int(done["count"])
         finished = int(done["episodes"])
         window = CompiledWindow(*(np.asarray(leaf) for leaf in done["window"]))
@@ -192,9 +196,10 @@ class CompiledRolloutLearner(RolloutLearner):
         self.run(StartingPoint(np.array(state.params), np.array(state.target), 0, rates, seen), 0, 0, 0)
 
     def _rollouts(
-        self, run: _WorkerRun, rollouts: Array, timestep: Array, stride: Array
+        self, run: _WorkerRun, numbers: dict[str, Any], rollouts: Array, timestep: Array, stride: Array
     ) -> tuple[_WorkerRun, dict[str, Any]]:
-        shapes = jax.eval_shape(self._rollout, run, timestep)[2]
+        rollout = partial(self._rollout, self.agent.with_numbers(numbers))
+        shapes = jax.eval_shape(rollout, run, timestep)[2]
         metrics = {name: jnp.zeros(leaf.shape, jnp.float32) for name, leaf in shapes.items()}
         empty = jax.tree.map(jnp.asarray, empty_window())
         nothing = _nothing_seen(self.agent)
@@ -205,7 +210,7 @@ class CompiledRolloutLearner(RolloutLearner):
 
         def once(carry: tuple[_WorkerRun, _RolloutSums, Array, Array]) -> tuple[_WorkerRun, _RolloutSums, Array, Array]:
             run, sums, done, _ = carry
-            run, finished, metrics, trajectory = self._rollout(run, timestep + done * stride)
+            run, finished, metrics, trajectory = rollout(run, timestep + done * stride)
             updates = metrics["updates"]
             learned = (updates > 0).astype(jnp.float32)
             added = {name: sums.metrics[name] + learned * value for name, value in metrics.items()}
@@ -236,10 +241,12 @@ class CompiledRolloutLearner(RolloutLearner):
             "returns": sums.returns,
         }
 
-    def _rollout(self, run: _WorkerRun, timestep: Array) -> tuple[_WorkerRun, Any, dict[str, Array], Trajectory]:
-        acting = self.agent.actor_params(run.learner.agent)
-        envs, trajectory, finished = self.rollout.collect(run.envs, acting, timestep)
-        learner, metrics = learn(self.agent, run.learner, trajectory)
+    def _rollout(
+        self, agent: Agent[Any], run: _WorkerRun, timestep: Array
+    ) -> tuple[_WorkerRun, Any, dict[str, Array], Trajectory]:
+        acting = agent.actor_params(run.learner.agent)
+        envs, trajectory, finished = self.rollout.with_agent(agent).collect(run.envs, acting, timestep)
+        learner, metrics = learn(agent, run.learner, trajectory)
         return _WorkerRun(learner, envs), finished, metrics, trajectory
 
     def _newly_seen(self, sums: _RolloutSums, trajectory: Trajectory) -> tuple[Statistics, Statistics]:
@@ -282,7 +289,7 @@ class HostRolloutLearner(RolloutLearner):
             collected = self._collector.collect(learner.agent, timestep + index * stride)
             if collected.is_cut_off:
                 learner = episodes_cut(self.agent, learner)
-            learner, values = self._learn(learner, self.agent.numbers, collected.trajectory)
+            learner, values = self._learn(learner, self._numbers, collected.trajectory)
             row = self._step.named(values)
             done.timesteps += collected.timesteps
             done.episodes += len(collected.returns)

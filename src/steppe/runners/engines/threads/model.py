@@ -11,6 +11,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from steppe.agents._base import Agent, TrainState
@@ -40,6 +41,8 @@ class ModelSnapshot(NamedTuple):
     """The final epsilon of this worker's exploration."""
     optimizers: Any
     """An `OptimizerSnapshot` for each block of each phase."""
+    numbers: Any = None
+    """The numeric hyper-parameters; they never change."""
 
 
 class OptimizerSnapshot(NamedTuple):
@@ -71,6 +74,7 @@ class SharedModel:
             for phase in plan.phases
         ]
         self._target_sync = agent.target_sync
+        self.numbers: Any = jax.tree.map(np.array, agent.numbers)
 
     def example(self) -> ModelSnapshot:
         """A snapshot with the right shapes and dtypes."""
@@ -81,7 +85,16 @@ class SharedModel:
             [OptimizerSnapshot(optimizer.statistics, count) for _, _, optimizer in blocks] for blocks in self._phases
         ]
         return ModelSnapshot(
-            self.params, self.target, observations, returns, count, count, count, np.float32(0.0), optimizers
+            self.params,
+            self.target,
+            observations,
+            returns,
+            count,
+            count,
+            count,
+            np.float32(0.0),
+            optimizers,
+            self.numbers,
         )
 
     def read(self, into: ModelSnapshot) -> None:

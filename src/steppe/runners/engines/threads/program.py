@@ -6,6 +6,7 @@ import copy
 import logging
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -25,7 +26,7 @@ from steppe.runners.engines.learning import timesteps_of
 from steppe.runners.engines.shared_optimizers import UpdateRule
 from steppe.runners.engines.threads.exploration import with_final_epsilon
 from steppe.runners.engines.threads.model import ModelSnapshot
-from steppe.runners.engines.threads.optimizer_plan import Phase, UpdatePlan
+from steppe.runners.engines.threads.optimizer_plan import Phase, UpdatePlan, plan_for
 
 log = logging.getLogger(__name__)
 
@@ -84,8 +85,9 @@ class Program:
             agent.layout.shapes, agent.context.num_envs
         )
         self._first: Any = None
-        self._more = [jit_for_threads(self._more_of(number)) for number in range(len(plan.phases))]
-        self._replay = jit_for_threads(self._replay_more, donate_argnums=0)
+        more = [partial(Program._more_gradient, phase=number) for number in range(len(plan.phases))]
+        self._more = [jit_for_threads(self._with_numbers(each)) for each in more]
+        self._replay = jit_for_threads(self._with_numbers(Program._replay_more), donate_argnums=0)
         self._cut = jax.jit(self._cut_memory, donate_argnums=0)
         self._key = jax.jit(lambda packed: self._carried(packed).key)
 
@@ -145,7 +147,9 @@ class Program:
                 log.debug('the environment\'s "%s" does not fit into one kernel', unfit)
                 self._collects_in_one_kernel = False
             self._first = jit_for_threads(
-                self._rollout_and_first, plain_products=self._collects_in_one_kernel, donate_argnums=0
+                self._with_numbers(Program._rollout_and_first),
+                plain_products=self._collects_in_one_kernel,
+                donate_argnums=0,
             )
 
     def _run(self, name: str, function: Any, *arguments: Any) -> Any:
@@ -157,10 +161,24 @@ class Program:
             self._compiled.add(name)
         return results
 
+    def _with_numbers(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        """A method of this program, whose agent has the hyper-parameters of the words, the last argument."""
+
+        def traced(*arguments: Any) -> Any:
+            reading: ModelSnapshot = self.reading.unpack((arguments[-1],))
+            program = copy.copy(self)
+            program.agent = self.agent.with_numbers(reading.numbers)
+            program.plan = plan_for(program.agent)
+            program.rollout = self.rollout and self.rollout.with_agent(program.agent)
+            return method(program, *arguments)
+
+        return traced
+
     def _rollout_and_first(self, packed: Packed, trajectory: Trajectory | None, words: Array) -> Any:
         told: dict[str, Any] = {}
         if self.rollout is not None:
-            collect = in_one_kernel(self._collect) if self._collects_in_one_kernel else self._collect
+            collect = self._with_numbers(Program._collect)
+            collect = in_one_kernel(collect) if self._collects_in_one_kernel else collect
             packed, trajectory, finished = collect(packed, words)
             told |= _episodes(finished)
         carry = self._carried(packed)
@@ -188,14 +206,11 @@ class Program:
         envs, trajectory, finished = self._exploring(reading).collect(carry.envs, acting, reading.timestep)
         return self.carry.pack(carry._replace(envs=envs)), trajectory, finished
 
-    def _more_of(self, phase: int) -> Any:
-        def more(lesson: PreparedRollout, words: Array) -> Array:
-            reading: ModelSnapshot = self.reading.unpack((words,))
-            key, observations, returns = lesson.state
-            state = self._state(reading, key)._replace(observations=observations, returns=returns)
-            return self._report(f"more {phase}", self._gradient(phase, state, lesson, reading.batch, jnp.bool_(True)))
-
-        return more
+    def _more_gradient(self, lesson: PreparedRollout, words: Array, phase: int) -> Array:
+        reading: ModelSnapshot = self.reading.unpack((words,))
+        key, observations, returns = lesson.state
+        state = self._state(reading, key)._replace(observations=observations, returns=returns)
+        return self._report(f"more {phase}", self._gradient(phase, state, lesson, reading.batch, jnp.bool_(True)))
 
     def _replay_more(self, packed: Packed, words: Array) -> tuple[Packed, Array]:
         carry = self._carried(packed)

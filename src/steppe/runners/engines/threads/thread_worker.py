@@ -52,6 +52,7 @@ class ThreadWorker:
         self._collector: RolloutCollector | None = None
         final_epsilon = final_epsilon_of(seed, index)
         self._reading.final_epsilon[...] = final_epsilon
+        jax.tree.map(np.copyto, self._reading.numbers, model.numbers)
         if envs is not None:
             rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(index,)))
             agent = with_final_epsilon(program.agent, final_epsilon) if program.explores_apart else program.agent

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from steppe.agents.core.chunks import CHUNK, map_chunks, mean_over_chunks
+from steppe.agents.core.kernels import CHUNK, map_chunks, mean_over_chunks
 from steppe.agents.core.policy_value_networks import PolicyBatch
 from steppe.specs.spaces import Discrete
 
