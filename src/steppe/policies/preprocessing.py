@@ -30,7 +30,7 @@ from steppe.specs.learning.preprocessing import (
     Clip,
     Divide,
     ExpandDims,
-    Flatten,
+    FlattenStage,
     Grayscale,
     ImageResize,
     Normalize,
@@ -301,9 +301,9 @@ def _operation(index: int, stage: Stage, space: Box) -> tuple[Operation, Box]:
             stack = Stack(f"{index}_sequence", space.shape, stage.length, stage.add_rank, space.dtype)
             low, high = (stack.filled(bound[..., None] if stage.add_rank else bound) for bound in (low, high))
             return stack, box_within(low, high, space.dtype)
-        case Flatten() if len(space.shape) == 1:
+        case FlattenStage() if len(space.shape) == 1:
             return Reshape(space.shape), space
-        case Flatten():
+        case FlattenStage():
             return Reshape((space.size,)), box_within(low.reshape(-1), high.reshape(-1), space.dtype)
         case ExpandDims():
             rank = len(space.shape)
