@@ -291,9 +291,9 @@ def _operation(index: int, stage: spec.Stage, space: Box) -> tuple[Operation, Bo
             stack = Stack(f"{index}_sequence", space.shape, stage.length, stage.add_rank, space.dtype)
             low, high = (stack.filled(bound[..., None] if stage.add_rank else bound) for bound in (low, high))
             return stack, box_within(low, high, space.dtype)
-        case spec.Flatten() if len(space.shape) == 1:
+        case spec.FlattenStage() if len(space.shape) == 1:
             return Reshape(space.shape), space
-        case spec.Flatten():
+        case spec.FlattenStage():
             return Reshape((space.size,)), box_within(low.reshape(-1), high.reshape(-1), space.dtype)
         case spec.ExpandDims():
             rank = len(space.shape)

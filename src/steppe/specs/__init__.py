@@ -1,4 +1,4 @@
-"""The typed words of the spec files; light to import: neither NumPy nor JAX nor gymnasium."""
+"""Typed models of the spec files, without imports of NumPy, JAX or gymnasium."""
 
 from steppe.specs.environment import EnvironmentSpec
 from steppe.specs.experiment import EvaluationSpec, ExperimentSpec, dump, valid_name

@@ -1,4 +1,4 @@
-"""What every spec and every group of settings is: a strict pydantic model whose fields document themselves."""
+"""The base of every spec: a strict pydantic model with a docstring under each field."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ T = TypeVar("T")
 
 
 def _whole(value: Any) -> Any:
-    # JSON has one kind of number: 1e6 is a fine way to write a million.
+    # JSON has one kind of number, so 1e6 is a valid way to write a million.
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-# Strict, because a quoted number, or a true where a number belongs, is a mistake worth hearing about.
+# Strict: a quoted number, or true instead of a number, is a mistake that the user should see.
 Flag = Annotated[bool, Field(strict=True)]
 Number = Annotated[float, Field(strict=True)]
 Unit = Annotated[float, Field(strict=True, ge=0.0, le=1.0)]
@@ -26,20 +26,20 @@ Natural = Annotated[int, Field(strict=True, ge=0), BeforeValidator(_whole)]
 
 
 class Spec(BaseModel):
-    """Unknown fields are errors, values are frozen, and a docstring under a field tells what it is (docstrings.py)."""
+    """A frozen model that refuses unknown fields; the docstring under a field describes it (docstrings.py)."""
 
     model_config = ConfigDict(
         extra="forbid",
         frozen=True,
         allow_inf_nan=False,
         validate_default=True,
-        # Most models are only parts of others: built by themselves, they cost start-up time for nothing.
+        # Most models are built as parts of others; building them alone as well would slow the start.
         defer_build=True,
     )
 
 
 class ListSpec(RootModel[T], Generic[T]):
-    """A list that is a spec: built with what it is a part of, as other specs are."""
+    """A list that is a spec of its own."""
 
     model_config = ConfigDict(defer_build=True)
 

@@ -1,4 +1,4 @@
-"""Which Python modules may be imported because a file or a message names them: only those that the caller names too.
+"""The Python modules that a file or a message may name for import: only those that the caller allows.
 
 Importing a module runs its code. A policy can name a module for a layer ("my_layers:MyLayer"), and a run folder one for
 its environment ("my_env:make"), so whoever reads one says which modules it may name. Specs that a user trains need no

@@ -1,4 +1,4 @@
-"""Which environment, and how it is made."""
+"""The environment of an experiment."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from steppe.specs._base import Flag, Notices, Spec
 from steppe.specs.running.connections import check_connection, gathered
 
 IN_PROCESS = "in-process:"
-"""How the ids of environments begin that are objects of the process that trains, such as a class of a notebook."""
+"""The prefix of ids of environments that are objects of this process, such as a class of a notebook."""
 Backend = Literal["auto", "compiled", "gymnasium"]
 Vectorization = Literal["auto", "sync", "processes", "native"]
 
@@ -24,7 +24,7 @@ def _with_type(wrapper: Any) -> Any:
 
 
 Wrapper = Annotated[dict[str, Any], BeforeValidator(_with_type)]
-"""`type` is where a wrapper's class is found, everything else its keyword arguments."""
+"""`type` is the path of a wrapper's class, every other key one of its keyword arguments."""
 
 
 class EnvironmentSpec(Spec):
@@ -33,19 +33,19 @@ class EnvironmentSpec(Spec):
     id: Annotated[str, Field(min_length=1)]
     """A gymnasium id, one of Steppe's own environments, or `module:callable`; also spelled `gym_id` or `type`."""
     backend: Backend = "auto"
-    """`compiled` is Steppe's JAX twin, `gymnasium` the original; `auto` takes the twin where there is one and neither
-    wrappers nor vectorization are given, and plays Atari with the standard preprocessing."""
+    """`compiled` is Steppe's JAX version, `gymnasium` the original; `auto` takes the compiled one if it exists
+    and neither wrappers nor vectorization are given, and plays Atari with the standard preprocessing."""
     settings: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments for the environment."""
     wrappers: list[Wrapper] = Field(default_factory=list)
-    """What goes around the gymnasium original, innermost first: `"gymnasium.wrappers.NormalizeReward"`,
+    """The wrappers of the gymnasium original, innermost first: `"gymnasium.wrappers.NormalizeReward"`,
     `"module:Name"`, or an object with that as `type` and its keyword arguments."""
     normalize_observations: Flag = False
     """Whether observations are shifted and scaled to mean 0 and variance 1, by running statistics."""
     normalize_rewards: Flag = False
     """Whether rewards are scaled by the running deviation of the return."""
     vectorization: Vectorization = "auto"
-    """How several environments are stepped together on the gymnasium backend, which runs where this is given."""
+    """How several environments are stepped together on the gymnasium backend; giving it selects that backend."""
     _notices: Notices = PrivateAttr(default_factory=Notices)
 
     @property

@@ -1,4 +1,4 @@
-"""An experiment: what is learned, where, for how long, and what is written down on the way."""
+"""An experiment: environment, agent, limits, and what a run records."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from steppe.specs.running.frequency import Frequency
 from steppe.specs.running.kubernetes import KubernetesSpec
 
 DEFAULT_LIMITS = (10_000, 1_000_000)
-"""How many episodes and timesteps an experiment runs that names neither."""
+"""(episodes, timesteps) of an experiment that gives neither."""
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 _NAME_RULE = (
     'a name is made of letters, digits, ".", "_" and "-", does not start with "." or "-", '
@@ -29,7 +29,7 @@ _NAME_RULE = (
 
 
 def valid_name(name: str) -> str:
-    """The name itself when a folder can safely be called so, else a SpecError."""
+    """The name itself if a folder can safely have it, else a SpecError."""
     try:
         return _checked_name(name)
     except ValueError as error:
@@ -54,28 +54,28 @@ def _not_in_episodes(frequency: Frequency) -> Frequency:
 
 
 def _fits_a_key(seed: int) -> int:
-    # JAX silently drops what does not fit, so that different seeds would give the same run.
+    # JAX silently drops the higher bits, so that different seeds would give the same run.
     if seed >= 2**32:
         raise ValueError(f"a seed is at most {2**32 - 1}")
     return seed
 
 
 class EvaluationSpec(Spec):
-    """How the policy is measured while it learns."""
+    """Evaluations of the policy during training."""
 
     every: Count = 10_000
-    """How many timesteps lie between two evaluations."""
+    """The number of timesteps between two evaluations."""
     episodes: Count = 10
-    """How many episodes each evaluation plays."""
+    """The number of episodes of each evaluation."""
     greedy: Flag = True
     """Whether the most likely action is taken instead of a random one."""
 
 
 class FinalEvaluationSpec(Spec):
-    """How the last and the best policy are measured at the end of a run."""
+    """The evaluation of the last and the best policy at the end of a run."""
 
     episodes: Count = 20
-    """How many episodes each of them plays; fewer if the time is over."""
+    """The number of episodes that each of them plays; fewer if the time is over."""
     greedy: Flag = True
     """Whether the most likely action is taken instead of a random one."""
     seconds: Positive | None = None
@@ -90,63 +90,63 @@ class ExperimentSpec(Spec):
     name: Annotated[str, AfterValidator(_checked_name)]
     """The experiment's name, and its folder's."""
     description: str = ""
-    """What it is about, for people."""
+    """A description for people."""
     group: Annotated[str, AfterValidator(_checked_name)] | None = None
-    """The group that it belongs to: experiments that differ in their seeds, as --seeds makes them."""
+    """The group it belongs to: experiments that differ only in their seeds, as --seeds makes them."""
     environment: EnvironmentSpec
-    """What it learns in."""
+    """The environment."""
     agent: AgentSpec
-    """What learns; `ppo` where a file or a command names none."""
+    """The agent that learns; `ppo` if a file or a command names none."""
     network: NetworkSpec | None = None
-    """The agent's network; without one it follows from the observation's shape."""
+    """The agent's network; by default it follows from the observation's shape."""
     cluster: ClusterSpec | None = None
     """The cluster to run on."""
     platform: Literal["local", "ray", "kubernetes"] = "local"
     """Where its processes run."""
     episodes: Count | None = None
-    """How many episodes it runs, over all environments and workers."""
+    """The number of episodes to run, over all environments and workers."""
     total_timesteps: Count | None = None
-    """How many timesteps it runs; with neither this nor episodes: 1,000,000 timesteps or 10,000 episodes."""
+    """The number of timesteps to run; with neither this nor episodes: 1,000,000 timesteps or 10,000 episodes."""
     max_timesteps_per_episode: Count | None = None
-    """When an episode is cut off; without it the environment's own limit holds."""
+    """The timestep at which an episode is truncated; by default the environment's own limit."""
     deterministic: Flag = False
     """Whether the agent acts without exploring."""
     repeat_actions: Count = 1
     """How many times the environment is stepped with each action."""
     debug_logging: Flag = False
-    """Whether the log holds details."""
+    """Whether the log contains details."""
     run_mode: Literal["single", "multi-threaded", "distributed", "async"] = "single"
     """How the work is spread."""
     num_workers: Count = 3
-    """How many workers act, in every run mode but single."""
+    """The number of workers that act, in every run mode but single."""
     num_parameter_servers: Natural = 1
-    """How many parameter servers share the parameters, in run mode distributed."""
+    """The number of parameter servers that share the parameters, in run mode distributed."""
     distributed: DistributedSpec = DistributedSpec()
-    """What parameter servers and workers agree on, in run mode distributed."""
+    """Settings of run mode distributed."""
     asynchronous: AsyncSpec = AsyncSpec()
-    """What the learner and its workers agree on, in run mode async."""
+    """Settings of run mode async."""
     ray: RaySpec = RaySpec()
     """The Ray that run modes distributed and async use."""
     kubernetes: KubernetesSpec = KubernetesSpec()
-    """How its Pods are made, on platform kubernetes; before what the cluster's spec says."""
+    """The Pods of platform kubernetes; takes precedence over the cluster's spec."""
     saver_frequency: Frequency = Frequency(600, "s")
     """How often a checkpoint is written."""
     summary_frequency: Annotated[Frequency, AfterValidator(_not_in_episodes)] = Frequency(5000, "t")
     """How often metrics are written, in seconds or timesteps."""
     num_envs: Count | None = None
-    """How many environments each worker steps together; without it the agent's own default."""
+    """The number of environments that each worker steps together; by default the agent's own."""
     seed: Annotated[Natural, AfterValidator(_fits_a_key)] | None = None
-    """What all randomness follows from; without it each run differs."""
+    """The seed of all randomness; without it each run differs."""
     evaluation: EvaluationSpec | None = None
-    """How the policy is measured on the way; not at all without it."""
+    """Evaluations during training; none without it."""
     final_evaluation: FinalEvaluationSpec | None = FinalEvaluationSpec()
-    """How the last and the best policy are measured at the end of the run; null: not at all."""
+    """The evaluation of the last and the best policy at the end of the run; null switches it off."""
     stop_at_return: Number | None = None
     """The mean return of the last 100 episodes that ends the experiment."""
     video: Flag = True
-    """Whether a finished run leaves a film of one episode, where the environment can be drawn."""
+    """Whether a finished run leaves a video of one episode, if the environment can be rendered."""
     schema_version: Literal[1] = 1
-    """Which version of these fields this is."""
+    """The version of these fields."""
 
     _notices: Notices = PrivateAttr(default_factory=Notices)
 

@@ -1,4 +1,4 @@
-"""Experiments as the old tfcli wrote them down: each in its own folder, with what the program noted for itself."""
+"""Experiments as the old tfcli wrote them, with its own notes among the fields."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _ITS_CLUSTERS_OWN = {"num_gpus", "status", "primary_name"}
 
 
 def is_old(data: Any) -> bool:
-    """Whether it is what the old tfcli wrote into an experiment's folder."""
+    """Whether the old tfcli wrote this experiment.json."""
     return isinstance(data, Mapping) and _MARK in data
 
 
 def translate_client_file(data: dict[str, Any]) -> Translation:
-    """The experiment without what the old tfcli noted for itself; a frequency that its own runner refused is told."""
+    """The experiment without the old tfcli's notes; a notice tells of a frequency that its own runner refused."""
     data = {name: value for name, value in data.items() if name not in _ITS_OWN}
     if isinstance(cluster := data.get("cluster"), dict):
         data["cluster"] = {name: value for name, value in cluster.items() if name not in _ITS_CLUSTERS_OWN}

@@ -1,4 +1,4 @@
-"""What TensorForce's agents were by default: a file for them that leaves a setting out means these.
+"""The defaults of TensorForce's agents, for files that leave settings out.
 
 There are two generations: flat files (first_update, update_frequency, batch_size beside the rest) have the defaults of
 0.3.5, all others those of 0.4.4.
@@ -19,7 +19,7 @@ _FLAT = (
     *("first_update", "repeat_update", "update_frequency", "keep_last_timestep", "preprocessing", "explorations_spec"),
     *("states_preprocessing_spec", "reward_preprocessing_spec", "distributions_spec", "saver_spec", "summary_spec"),
 )
-"""Words of 0.3, which 0.4 had no more."""
+"""Words of 0.3 that 0.4 dropped."""
 _WORDS = (
     *("update_mode", "actions_exploration", "explorations_spec", "preprocessing", "states_preprocessing_spec"),
     *("reward_preprocessing_spec", "distributions", "distributions_spec", "entropy_regularization", "baseline_mode"),
@@ -35,7 +35,7 @@ _OPTIMIZERS: dict[str, dict[str, Any]] = {
     "natural_gradient": {"cg_max_iterations": 20, "cg_damping": 0.001},
     "optimized_step": {"ls_accept_ratio": 0.9},
 }
-"""What an optimizer of this type does by default where that is something else here."""
+"""TensorForce's defaults of optimizers, if they differ from Steppe's."""
 _WITH_OPTIMIZERS = ("optimizer", "step_optimizer", "baseline_optimizer", "critic_optimizer")
 
 
@@ -136,7 +136,7 @@ def _of_policy_gradient(name: str, settings: Mapping[str, Any], is_flat: bool) -
 
 
 def _rollouts(settings: Mapping[str, Any], is_flat: bool) -> dict[str, Any]:
-    """What each update learns from: 10 episodes, of 1,000 timesteps each at most; before, 1,000 timesteps."""
+    """The size of a rollout: 10 episodes of at most 1,000 timesteps each; in 0.3, 1,000 timesteps."""
     if any(settings.get(word) for word in ("horizon", "rollout_timesteps", "rollout_episodes", "batch_size")):
         return {}
     mode, memory = _object(settings, "update_mode"), _object(settings, "memory")

@@ -1,4 +1,4 @@
-"""Words that mean something to other agents: dropped where they say nothing, else explained."""
+"""Settings of other agents: dropped if their value has no effect, else refused with the reason."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FOR_POLICIES = "ppo, vpg, trpo and their kind"
 
 
 def explain(agent: AgentTranslation) -> None:
-    """Drops what is null or says nothing; TranslationError with the reason for the rest."""
+    """Drops values without effect; raises a TranslationError with the reason for others."""
     for word in agent.old(REASONS):
         value = agent.data.pop(word)
         if value is None or value in SAYS_NOTHING.get(word, ()):

@@ -23,7 +23,7 @@ def translate_environment(data: Any) -> Translation:
     return Translation(present, (*notices, *more))
 
 
-class _Found(NamedTuple):
+class _Renamed(NamedTuple):
     """An environment in today's words, and one sentence for each thing that has another name now."""
 
     data: dict[str, Any]
@@ -60,7 +60,7 @@ _LIFE = "steppe.envs.gymnasium.atari:LossOfLife"
 _MINIMAL = "steppe.envs.minimal:MinimalTest"
 
 
-def _without_wrapper(data: dict[str, Any]) -> _Found:
+def _without_wrapper(data: dict[str, Any]) -> _Renamed:
     """What `type` and `gym_id` meant, as `id` and settings."""
     word = data.get("type", data.get("id") if "gym_id" not in data else None)
     old = _old_name(word) if isinstance(word, str) else ""
@@ -77,14 +77,14 @@ def _without_wrapper(data: dict[str, Any]) -> _Found:
             return _from_unreal_engine(data, str(word))
         case "remoteenvironment":
             rest = _without(data, "id", "type")
-            return _Found(_first(rest, "id", "remote"), (_now(str(word), '{"type": "remote"}'),))
+            return _Renamed(_first(rest, "id", "remote"), (_now(str(word), '{"type": "remote"}'),))
     if isinstance(word, str) and word.startswith("tensorforce."):
         raise ValueError(f'"{word}" is no environment that Steppe knows; name a gymnasium id or "module:callable"')
     if "id" in data:
-        return _Found(data)
+        return _Renamed(data)
     # tfcli wrote both: "type" named the class around gym, "gym_id" the environment.
     name = "gym_id" if "gym_id" in data else "type"
-    return _Found(_first(_without(data, "gym_id", "type"), "id", data[name]) if name in data else data)
+    return _Renamed(_first(_without(data, "gym_id", "type"), "id", data[name]) if name in data else data)
 
 
 def _old_name(word: str) -> str:
@@ -95,7 +95,7 @@ def _old_name(word: str) -> str:
     return name.replace("_", "").replace("-", "").replace(" ", "").lower()
 
 
-def _from_gym(data: dict[str, Any], word: str) -> _Found:
+def _from_gym(data: dict[str, Any], word: str) -> _Renamed:
     id = data.get("gym_id", data.get("level", data.get("id") if "type" in data else None))
     if not isinstance(id, str):
         raise ValueError(f'"{word}" needs "gym_id", the name of an environment')
@@ -110,10 +110,10 @@ def _from_gym(data: dict[str, Any], word: str) -> _Found:
     if is_atari:
         # The old class gave whole frames, and old agents bring the preprocessing for them.
         rest.setdefault("backend", "gymnasium")
-    return _Found(_first(rest, "id", id), tuple(notices))
+    return _Renamed(_first(rest, "id", id), tuple(notices))
 
 
-def _from_ale(data: dict[str, Any], word: str) -> _Found:
+def _from_ale(data: dict[str, Any], word: str) -> _Renamed:
     rom = data.get("rom", data.get("level"))
     if not isinstance(rom, str) or not PurePath(rom).stem:
         raise ValueError(f'"{word}" needs "rom", the file of a game, such as "breakout.bin"')
@@ -136,17 +136,17 @@ def _from_ale(data: dict[str, Any], word: str) -> _Found:
     if ends or reward:
         lost = {"type": _LIFE, "terminates": ends, "reward": reward}
         rest["wrappers"] = [lost, *rest.get("wrappers", [])]
-    return _Found(_first(rest, "id", id), (_now(f"{word} with {rom}", f'"{id}"', settings),))
+    return _Renamed(_first(rest, "id", id), (_now(f"{word} with {rom}", f'"{id}"', settings),))
 
 
-def _from_minimal_test(data: dict[str, Any], word: str) -> _Found:
+def _from_minimal_test(data: dict[str, Any], word: str) -> _Renamed:
     given = {"specification": data["specification"]} if "specification" in data else {}
     rest = _without(data, "type", "id", "specification")
     rest["settings"] = given | _object(rest, "settings")
-    return _Found(_first(rest, "id", _MINIMAL), (_now(word, f'"{_MINIMAL}"'),))
+    return _Renamed(_first(rest, "id", _MINIMAL), (_now(word, f'"{_MINIMAL}"'),))
 
 
-def _from_unreal_engine(data: dict[str, Any], word: str) -> _Found:
+def _from_unreal_engine(data: dict[str, Any], word: str) -> _Renamed:
     if "image" in data and not ({"host", "port", "address"} & data.keys()):
         raise ValueError(
             'Steppe does not start the game of "image"; start it yourself and write {"type": "ue4"} with its address'
@@ -155,7 +155,7 @@ def _from_unreal_engine(data: dict[str, Any], word: str) -> _Found:
     if "image" in data:
         notices.append("image has no effect: the game is taken as running at its address")
     rest = _without(data, "id", "type", "image", "remote", "connect")
-    return _Found(_first(rest, "id", "ue4"), tuple(notices))
+    return _Renamed(_first(rest, "id", "ue4"), tuple(notices))
 
 
 def _shown(data: dict[str, Any], *names: str) -> dict[str, Any]:
@@ -199,18 +199,18 @@ _GAMES = (
 _ATARI = re.compile(rf"({'|'.join(_GAMES)})(-ram)?(NoFrameskip|Deterministic)?-v([0-4])")
 
 
-def _with_present_id(data: dict[str, Any], was_gym_id: bool) -> _Found:
+def _with_present_id(data: dict[str, Any], was_gym_id: bool) -> _Renamed:
     """Ids of versions that are gone replaced by what came after them."""
     id = data.get("id")
     if not isinstance(id, str):
-        return _Found(data)
+        return _Renamed(data)
     if id in _SUCCESSORS:
-        return _Found(data | {"id": _SUCCESSORS[id]}, (_now(id, f'"{_SUCCESSORS[id]}"'),))
+        return _Renamed(data | {"id": _SUCCESSORS[id]}, (_now(id, f'"{_SUCCESSORS[id]}"'),))
     game = _ATARI.fullmatch(id)
-    return _atari(data, game, was_gym_id) if game else _Found(data)
+    return _atari(data, game, was_gym_id) if game else _Renamed(data)
 
 
-def _atari(data: dict[str, Any], game: re.Match[str], was_gym_id: bool) -> _Found:
+def _atari(data: dict[str, Any], game: re.Match[str], was_gym_id: bool) -> _Renamed:
     """`BreakoutNoFrameskip-v4` as `ALE/Breakout-v5` with the settings it had."""
     name, ram, kind, version = game.groups()
     sticky = 0.25 if version == "0" else 0.0
@@ -226,7 +226,7 @@ def _atari(data: dict[str, Any], game: re.Match[str], was_gym_id: bool) -> _Foun
         remark = "; always 4 frames are skipped, not 2 to 4" if kind is None else ""
     id = f"ALE/{name}-v5"
     notice = _now(game.group(), f'"{id}"', settings) + remark
-    return _Found(data | {"id": id, "settings": settings | _object(data, "settings")}, (notice,))
+    return _Renamed(data | {"id": id, "settings": settings | _object(data, "settings")}, (notice,))
 
 
 def _now(old: str, new: str, settings: Mapping[str, Any] | None = None) -> str:

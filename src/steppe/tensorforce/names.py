@@ -1,4 +1,4 @@
-"""What TensorForce called its agents, in today's names."""
+"""Names of agents in TensorForce, and today's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which of a setting's spellings an override replaces."""
+"""The spelling of a setting that an override replaces."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from steppe.tensorforce.renamed import SAME_THING
 
 
 def as_written(agent: dict[str, Any], path: Steps) -> Steps:
-    """The way to a setting as the agent's own file spells it, so that a value put there replaces what is said."""
+    """The path to a setting as the agent's file spells it, so that a value put there replaces the file's."""
     for spellings in _spellings(agent):
         for spelling in spellings:
             if path[: len(spelling)] == spelling and not _is_there(agent, spelling):
@@ -21,7 +21,7 @@ def as_written(agent: dict[str, Any], path: Steps) -> Steps:
 
 
 def _spellings(agent: dict[str, Any]) -> Iterator[list[Steps]]:
-    """Ways that say the same thing."""
+    """Groups of paths to the same setting."""
     for new in dict.fromkeys(SAME_THING.values()):
         if new != "rollout_timesteps":
             yield [(new,), *((old,) for old, meant in SAME_THING.items() if meant == new)]

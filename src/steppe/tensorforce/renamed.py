@@ -1,4 +1,4 @@
-"""Settings that only have another name now, and what null meant."""
+"""Settings that only have another name now, and the meaning of null."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _ABSENCE: dict[str, Any] = {
     "huber": False,
     "variable_noise": 0.0,
 }
-"""What null meant, where it is not the default."""
+"""The value that null stood for, if it is not the default."""
 
 
 def rename(agent: AgentTranslation) -> None:

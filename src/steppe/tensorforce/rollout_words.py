@@ -1,4 +1,4 @@
-"""When agents learned and from how much: update_mode and memory."""
+"""When agents learn and from how much data: update_mode and memory."""
 
 from __future__ import annotations
 

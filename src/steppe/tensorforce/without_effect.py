@@ -1,4 +1,4 @@
-"""Words for what Steppe does by itself or says elsewhere: dropped with one notice, refused where they ask for more."""
+"""Settings that Steppe has elsewhere or does not need: dropped with one notice, refused if they ask for more."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from steppe.tensorforce.translation import AgentTranslation, TranslationError
 
 
 def drop(agent: AgentTranslation) -> None:
-    """Takes out what changes nothing; one notice names all of it and the experiment's fields for it."""
+    """Drops settings without effect; one notice names them and the experiment's fields that take their place."""
     dropped, instead = [], []
     for word in agent.old(JUDGES):
         value = agent.data.pop(word)

@@ -1,4 +1,4 @@
-"""Value networks in TensorForce's words: `{"type": "mlp", "sizes": [64, 64]}`."""
+"""Value networks of their own: `{"type": "mlp", "sizes": [64, 64]}`."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ class NetworkBaseline(Spec):
 
 
 class NoBaseline(Spec):
-    """None at all: advantages are the rewards to come, which ends with the rollout."""
+    """No value network: advantages are the sums of the rewards until the end of the rollout."""
 
     type: Literal["none"] = "none"
 
     def layers(self) -> NetworkSpec:
-        """There are none."""
+        """Not called: there are no layers."""
         raise AssertionError("no value network")
 
 

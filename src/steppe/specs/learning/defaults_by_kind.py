@@ -1,7 +1,7 @@
-"""Defaults that depend on the kind of environment, agent by agent: what a setting is where the user gives none.
+"""Defaults that depend on the kind of environment, for each agent.
 
-A setting that is not in the table has the default of the agent's own `Settings`. Nothing here is ever preferred to what
-a user wrote.
+A setting that is not in the table has the default of the agent's own `Settings`. A setting that the user gives always
+wins.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _WORDS: dict[Kind, str] = {
 
 @dataclass(frozen=True)
 class Defaults:
-    """What differs for a kind of environment; all are equal, since this is no part of a spec's value."""
+    """Defaults for a kind of environment; all are equal, since they are no part of a spec's value."""
 
     settings: Mapping[str, Any] = field(default_factory=dict, compare=False)
     """Settings of the agent, as they would be written in a file; an object changes only the fields that it names."""
@@ -111,12 +111,12 @@ def kind_of_id(id: str, settings: Mapping[str, Any]) -> Kind:
 
 
 def defaults_for(agent: str, kind: Kind) -> Defaults:
-    """What the table says of an agent in a kind of environment."""
+    """The defaults of an agent in a kind of environment."""
     return TABLE.get(agent, {}).get(kind, Defaults())
 
 
 def sentences(agent: str) -> list[str]:
-    """What differs for an agent, one sentence for each kind of environment that has defaults of its own."""
+    """One sentence for each kind of environment in which an agent has other defaults."""
     found = []
     for kind, defaults in TABLE.get(agent, {}).items():
         words = [
@@ -140,7 +140,7 @@ def _derived(model: type[Model], settings: str) -> type[Model]:
         changed = copy.copy(model.model_fields[name])
         kind = changed.annotation
         if isinstance(value, dict) and isinstance(kind, type) and issubclass(kind, BaseModel):
-            # Somebody who gives only some fields of this object gets these defaults for the others.
+            # A user who gives only some fields of this object gets these defaults for the others.
             kind, value = with_defaults(kind, value), {}
         changed.annotation = kind
         changed.default = value

@@ -1,4 +1,4 @@
-"""How much an agent explores, in TensorForce's words: `{"type": "epsilon_anneal", "final_epsilon": 0.1, ...}`."""
+"""Exploration: `{"type": "epsilon_anneal", "final_epsilon": 0.1, ...}`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _TIMESTEPS = AliasChoices("timesteps", "epsilon_timesteps")
 
 
 class ConstantExploration(Spec):
-    """The same share of random actions all the time."""
+    """A constant share of random actions."""
 
     type: Literal["constant"] = "constant"
     constant: Unit = Field(0.0, validation_alias=AliasChoices("constant", "epsilon"))
@@ -34,9 +34,9 @@ class EpsilonAnneal(Spec):
     final_epsilon: Unit = Field(0.1, validation_alias=_FINAL)
     """The share at the end."""
     timesteps: Count = Field(10_000, validation_alias=_TIMESTEPS)
-    """How long it falls."""
+    """The number of timesteps over which it falls."""
     start_timestep: Natural = 0
-    """When it begins to fall."""
+    """The timestep at which it begins to fall."""
 
     def epsilon(self, timestep: Any, xp: Any) -> Any:
         """The share of random actions."""
@@ -45,7 +45,7 @@ class EpsilonAnneal(Spec):
 
 
 class EpsilonDecay(Spec):
-    """A share of random actions that is halved again and again."""
+    """A share of random actions that falls exponentially."""
 
     type: Literal["epsilon_decay"] = "epsilon_decay"
     initial_epsilon: Unit = Field(1.0, validation_alias=_INITIAL)
@@ -53,11 +53,11 @@ class EpsilonDecay(Spec):
     final_epsilon: Unit = Field(0.1, validation_alias=_FINAL)
     """The share at the end."""
     timesteps: Count = Field(10_000, validation_alias=_TIMESTEPS)
-    """How long it falls."""
+    """The number of timesteps over which it falls."""
     start_timestep: Natural = 0
-    """When it begins to fall."""
+    """The timestep at which it begins to fall."""
     half_lives: Positive = 10.0
-    """How often it is halved in that time."""
+    """The number of times it is halved in that time."""
 
     def epsilon(self, timestep: Any, xp: Any) -> Any:
         """The share of random actions."""
@@ -71,21 +71,21 @@ class GaussianNoise(Spec):
 
     type: Literal["gaussian_noise"] = "gaussian_noise"
     sigma: NonNegative = 0.1
-    """The noise's deviation."""
+    """The standard deviation of the noise."""
     mu: Number = 0.0
-    """The noise's mean."""
+    """The mean of the noise."""
 
 
 class OrnsteinUhlenbeck(Spec):
-    """Noise that drifts, so that continuous actions are tried for a while (Uhlenbeck and Ornstein 1930)."""
+    """Noise that is correlated over time, so that an action is tried for a while (Uhlenbeck and Ornstein 1930)."""
 
     type: Literal["ornstein_uhlenbeck"] = "ornstein_uhlenbeck"
     sigma: NonNegative = 0.2
-    """The deviation of each change."""
+    """The standard deviation of each change."""
     mu: Number = 0.0
-    """What the noise is drawn to."""
+    """The mean to which the noise returns."""
     theta: Unit = 0.15
-    """How strongly."""
+    """How strongly it returns to the mean."""
 
 
 def _understood(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What the options of a layer may be, and the other words that files use for them."""
+"""Types of the options of layers, with their other spellings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Networks as lists of layers, in TensorForce's words: `[{"type": "dense", "size": 64, "activation": "tanh"}, ...]`."""
+"""Networks as lists of layers: `[{"type": "dense", "size": 64, "activation": "tanh"}, ...]`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Dense(Spec):
 
     type: Literal["dense"]
     size: Count | None = None
-    """How many outputs; required, except with skip, which keeps the size of its inputs."""
+    """The number of outputs; required, except with skip, which keeps the size of its inputs."""
     activation: ActivationWord = "relu"
     """The nonlinearity after it."""
     bias: Flag = True
@@ -56,7 +56,7 @@ class Linear(Spec):
 
     type: Literal["linear"]
     size: Count
-    """How many outputs."""
+    """The number of outputs."""
     bias: Flag = True
     """Whether a bias is added."""
     l2_regularization: L2 = 0.0
@@ -68,11 +68,11 @@ class Conv1d(Spec):
 
     type: Literal["conv1d"]
     size: Count
-    """How many filters."""
+    """The number of filters."""
     window: Count = 3
-    """How many positions a filter sees."""
+    """The length of a filter."""
     stride: Count = 1
-    """How far it moves each time."""
+    """The stride."""
     padding: PaddingWord = "SAME"
     """SAME pads with zeros, VALID does not."""
     activation: ActivationWord = "relu"
@@ -88,11 +88,11 @@ class Conv2d(Spec):
 
     type: Literal["conv2d"]
     size: Count
-    """How many filters."""
+    """The number of filters."""
     window: OneOrTwo = 3
     """The filter's height and width."""
     stride: OneOrTwo = 1
-    """How far it moves each time."""
+    """The stride."""
     padding: PaddingWord = "SAME"
     """SAME pads with zeros, VALID does not."""
     activation: ActivationWord = "relu"
@@ -108,17 +108,17 @@ class Pool2d(Spec):
 
     type: Literal["pool2d"]
     pooling_type: PoolingWord = "max"
-    """What is taken of each window."""
+    """The maximum or the mean of each window."""
     window: OneOrTwo = 2
     """The window's height and width."""
     stride: OneOrTwo = 2
-    """How far it moves each time."""
+    """The stride."""
     padding: PaddingWord = "SAME"
     """SAME pads at the borders, VALID does not."""
 
 
 class Flatten(Spec):
-    """All axes of one observation into one vector."""
+    """Flattens all axes of one observation into one vector."""
 
     type: Literal["flatten"]
 
@@ -136,11 +136,11 @@ class Nonlinearity(Spec):
 
     type: Literal["nonlinearity"]
     name: ActivationWord = "relu"
-    """Which one."""
+    """The nonlinearity."""
     alpha: Number | None = None
     """The slope of leaky_relu for negative inputs; null: 0.01."""
     beta: Number | Literal["learn"] = 1.0
-    """What inputs are multiplied by first; "learn" learns it, from 1 on."""
+    """A factor of the inputs; "learn" learns it, starting from 1."""
     max: Number | None = None
     """Inputs, times beta, are cut off above this."""
     min: Number | None = None
@@ -158,7 +158,7 @@ class Embedding(Spec):
 
     type: Literal["embedding"]
     indices: Count
-    """How many numbers there are: observations lie in 0 .. indices - 1."""
+    """The number of embeddings: observations lie in 0 .. indices - 1."""
     size: Count
     """The length of each vector."""
     l2_regularization: L2 = 0.0
@@ -172,11 +172,11 @@ class LayerNorm(Spec):
 
 
 class Lstm(Spec):
-    """Long short-term memory: its state goes from timestep to timestep and begins each episode at zero."""
+    """Long short-term memory: its state lasts from timestep to timestep and is zero at the start of each episode."""
 
     type: Literal["lstm"]
     size: Count
-    """How many features it remembers and puts out."""
+    """The number of features that it remembers and outputs."""
     dropout: Unit | None = None
     """The share of its outputs that is dropped while learning."""
 
@@ -186,7 +186,7 @@ class InternalLstm(Spec):
 
     type: Literal["internal_lstm"]
     size: Count
-    """How many features it remembers and puts out."""
+    """The number of features that it remembers and outputs."""
     dropout: Unit | None = None
     """The share of its outputs that is dropped while learning."""
 
@@ -196,13 +196,13 @@ class Gru(Spec):
 
     type: Literal["gru"]
     size: Count
-    """How many features it remembers and puts out."""
+    """The number of features that it remembers and outputs."""
     dropout: Unit | None = None
     """The share of its outputs that is dropped while learning."""
 
 
 class Dueling(Spec):
-    """As the last layer of a network for dqn: learns the value of a state and its actions' advantages apart."""
+    """The last layer of a network for dqn: learns the value of a state and the advantages of its actions separately."""
 
     type: Literal["dueling"]
     size: Count | None = None
@@ -210,24 +210,24 @@ class Dueling(Spec):
 
 
 class Input(Spec):
-    """Begins a branch with named parts of the observation, or with what outputs before it are named."""
+    """Begins a branch with named parts of the observation, or with outputs of earlier layers by their names."""
 
     type: Literal["input"]
     names: Annotated[list[str], BeforeValidator(listed_names), Field(min_length=1)] = Field(
         validation_alias=AliasChoices("names", "inputs")
     )
-    """What is read: parts of the observation, names of outputs, or "*" for what the layer before put out."""
+    """The inputs: parts of the observation, names of outputs, or "*" for the output of the layer before."""
     aggregation_type: Aggregation = "concat"
-    """How several become one."""
+    """How several inputs are combined."""
     axis: int = -1
-    """Along which axis they are joined by concat: -1 is the last, 1 the first after the batch."""
+    """The axis along which concat joins them: -1 is the last, 1 the first after the batch."""
 
     def __hash__(self) -> int:
         return hash((tuple(self.names), self.aggregation_type, self.axis))
 
 
 class Output(Spec):
-    """Names what the layer before put out, so that an input can read it."""
+    """Names the output of the layer before, so that an input can read it."""
 
     type: Literal["output"]
     name: Annotated[str, Field(min_length=1)] = Field(validation_alias=AliasChoices("name", "output"))
@@ -239,9 +239,9 @@ class Custom(Spec):
 
     type: Literal["custom"]
     module: Annotated[str, AfterValidator(checked_path)]
-    """Where it is: "module:Class"."""
+    """Its path: "module:Class"."""
     arguments: dict[str, Any] = Field(default_factory=dict)
-    """What its constructor is given."""
+    """The arguments of its constructor."""
 
     def __hash__(self) -> int:
         return hash((self.module, json.dumps(self.arguments, sort_keys=True, default=str)))
@@ -317,7 +317,7 @@ class NetworkSpec(ListSpec[list[Layer]]):
 
     @property
     def is_dueling(self) -> bool:
-        """Whether the last layer says that values and advantages are learned apart."""
+        """Whether the last layer is a dueling one."""
         return self.root[-1].type == "dueling"
 
     def without_dueling(self) -> NetworkSpec:

@@ -1,4 +1,4 @@
-"""Optimisers in TensorForce's words: `"adam"`, or `{"type": "multi_step", "num_steps": 5, "optimizer": ...}`."""
+"""Optimisers: `"adam"`, or `{"type": "multi_step", "num_steps": 5, "optimizer": ...}`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field
 from steppe.specs._base import Count, NonNegative, Positive, Spec, Unit
 
 Fading = Annotated[float, Field(strict=True, ge=0.0, lt=1.0)]
-"""How much of a running mean is kept at each step."""
+"""The decay rate of a running mean."""
 
 
 class Adam(Spec):
@@ -17,11 +17,11 @@ class Adam(Spec):
 
     type: Literal["adam"] = "adam"
     beta1: Fading = 0.9
-    """How long gradients are remembered."""
+    """The decay rate of the mean of gradients."""
     beta2: Fading = 0.999
-    """How long squared gradients are remembered."""
+    """The decay rate of the mean of squared gradients."""
     epsilon: Positive = 1e-5
-    """Keeps steps small where gradients are tiny."""
+    """Added to the denominator, which bounds steps along tiny gradients."""
 
 
 class Nadam(Spec):
@@ -29,11 +29,11 @@ class Nadam(Spec):
 
     type: Literal["nadam"] = "nadam"
     beta1: Fading = 0.9
-    """How long gradients are remembered."""
+    """The decay rate of the mean of gradients."""
     beta2: Fading = 0.999
-    """How long squared gradients are remembered."""
+    """The decay rate of the mean of squared gradients."""
     epsilon: Positive = 1e-5
-    """Keeps steps small where gradients are tiny."""
+    """Added to the denominator, which bounds steps along tiny gradients."""
 
 
 class Adagrad(Spec):
@@ -41,7 +41,7 @@ class Adagrad(Spec):
 
     type: Literal["adagrad"] = "adagrad"
     initial_accumulator_value: Positive = 0.1
-    """What the sum of squares starts with."""
+    """The initial value of the sum of squares."""
 
 
 class Adadelta(Spec):
@@ -49,7 +49,7 @@ class Adadelta(Spec):
 
     type: Literal["adadelta"] = "adadelta"
     rho: Fading = 0.95
-    """How long squared steps and gradients are remembered."""
+    """The decay rate of the means of squared steps and gradients."""
     epsilon: Positive = 1e-8
     """Keeps the ratio finite."""
 
@@ -59,11 +59,11 @@ class RMSProp(Spec):
 
     type: Literal["rmsprop"] = "rmsprop"
     decay: Fading = 0.99
-    """How long squared gradients are remembered."""
+    """The decay rate of the mean of squared gradients."""
     momentum: Unit = 0.0
-    """How much of the last step is kept."""
+    """The share of the last step that is kept."""
     epsilon: Positive = 1e-5
-    """Keeps steps small where gradients are tiny."""
+    """Added to the denominator, which bounds steps along tiny gradients."""
 
 
 class Momentum(Spec):
@@ -71,9 +71,9 @@ class Momentum(Spec):
 
     type: Literal["momentum"] = "momentum"
     momentum: Unit = 0.9
-    """How much of the last step is kept."""
+    """The share of the last step that is kept."""
     use_nesterov: bool = False
-    """Whether the gradient is looked at from where the momentum leads."""
+    """Whether the gradient is taken after the momentum step (Nesterov 1983)."""
 
 
 class GradientDescent(Spec):
@@ -87,9 +87,9 @@ class Evolutionary(Spec):
 
     type: Literal["evolutionary"] = "evolutionary"
     num_samples: Count = 16
-    """How many directions are tried, each both ways."""
+    """The number of random directions, each tried both ways."""
     deviation: Positive = 0.02
-    """How far the directions reach."""
+    """The standard deviation of the directions."""
 
 
 class NaturalGradient(Spec):
@@ -97,9 +97,9 @@ class NaturalGradient(Spec):
 
     type: Literal["natural_gradient"] = "natural_gradient"
     cg_max_iterations: Count = 10
-    """How many conjugate-gradient iterations find the direction."""
+    """The number of conjugate-gradient iterations."""
     cg_damping: NonNegative = 0.1
-    """What is added to the Fisher matrix's diagonal."""
+    """The damping: a number added to the diagonal of the Fisher matrix."""
 
 
 class ClippedStep(Spec):
@@ -107,7 +107,7 @@ class ClippedStep(Spec):
 
     type: Literal["clipped_step"] = "clipped_step"
     clipping_value: Positive
-    """The most that any parameter changes."""
+    """The largest change of any parameter."""
     optimizer: OptimizerSpec
     """The optimiser."""
 
@@ -117,21 +117,21 @@ class MultiStep(Spec):
 
     type: Literal["multi_step"] = "multi_step"
     num_steps: Count = 10
-    """How many times."""
+    """The number of steps."""
     optimizer: OptimizerSpec
     """The optimiser."""
 
 
 class OptimizedStep(Spec):
-    """Another optimiser, whose step is shortened until the loss really falls."""
+    """Another optimiser, whose step is shortened until the loss falls (backtracking line search)."""
 
     type: Literal["optimized_step"] = "optimized_step"
     ls_max_iterations: Count = 10
-    """How often the step is shortened at most; then it is not taken."""
+    """The largest number of times that the step is shortened; after it, the step is not taken."""
     ls_accept_ratio: Unit = 0.0
-    """The part of the first-order improvement that the real one must reach."""
+    """The share of the first-order improvement that the actual one must reach."""
     ls_parameter: Annotated[float, Field(strict=True, gt=0.0, lt=1.0)] = 0.5
-    """What the step is multiplied by each time."""
+    """The factor by which the step is shortened each time."""
     optimizer: OptimizerSpec
     """The optimiser."""
 
@@ -141,7 +141,7 @@ class SubsamplingStep(Spec):
 
     type: Literal["subsampling_step"] = "subsampling_step"
     fraction: Annotated[float, Field(strict=True, gt=0.0, le=1.0)] = 0.1
-    """How large a part."""
+    """The share of the batch."""
     optimizer: OptimizerSpec
     """The optimiser."""
 

@@ -1,4 +1,4 @@
-"""Preprocessing as lists of stages, in TensorForce's words: `["grayscale", {"type": "sequence", "length": 4}]`."""
+"""Preprocessing as lists of stages: `["grayscale", {"type": "sequence", "length": 4}]`."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Sequence(Spec):
 
     type: Literal["sequence"]
     length: Count = 2
-    """How many observations, the oldest first; an episode begins with copies of its first one."""
+    """The number of observations, the oldest first; an episode begins with copies of its first one."""
     add_rank: Annotated[bool, BeforeValidator(_on_last_axis)] = False
     """Whether they lie along a new last axis; otherwise they are joined along the last axis there is."""
 
@@ -73,7 +73,7 @@ class Normalize(Spec):
 
 
 class Grayscale(Spec):
-    """One shade of grey for each pixel of an image: height x width x 3 colours."""
+    """Converts an image of height x width x 3 colours to grey."""
 
     type: Literal["grayscale"]
     weights: Annotated[tuple[Number, ...], Field(min_length=3, max_length=3), AfterValidator(_not_black)] = (
@@ -81,13 +81,13 @@ class Grayscale(Spec):
         0.587,
         0.114,
     )
-    """How much red, green and blue count."""
+    """The weights of red, green and blue."""
     remove_rank: bool = False
     """Whether the axis of the colours is removed; otherwise it keeps length 1."""
 
 
 class ImageResize(Spec):
-    """An image of another size."""
+    """Resizes an image."""
 
     type: Literal["image_resize"]
     width: Count
@@ -101,11 +101,11 @@ class Divide(Spec):
 
     type: Literal["divide"]
     scale: Positive = Field(validation_alias=AliasChoices("scale", "value"))
-    """By what; also spelled `value`."""
+    """The divisor; also spelled `value`."""
 
 
 class Clip(Spec):
-    """Holds every number within bounds."""
+    """Clips every number to bounds."""
 
     type: Literal["clip"]
     min_value: Number = Field(validation_alias=AliasChoices("min_value", "min"))
@@ -120,18 +120,18 @@ class Clip(Spec):
         return self
 
 
-class Flatten(Spec):
-    """All axes of an observation into one."""
+class FlattenStage(Spec):
+    """Flattens all axes of an observation into one."""
 
     type: Literal["flatten"]
 
 
 class ExpandDims(Spec):
-    """A new axis of length 1."""
+    """Adds an axis of length 1."""
 
     type: Literal["expand_dims"]
     axis: Annotated[int, Field(strict=True)] = -1
-    """Where the new axis stands among those of one observation; -1 is the end."""
+    """The position of the new axis among those of one observation; -1 is the end."""
 
 
 Stage = Annotated[
@@ -143,7 +143,7 @@ Stage = Annotated[
     | ImageResize
     | Divide
     | Clip
-    | Flatten
+    | FlattenStage
     | ExpandDims,
     Field(discriminator="type", title="preprocessing stage"),
 ]
@@ -190,7 +190,7 @@ def _one_standard(stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
 
 
 class PreprocessingSpec(ListSpec[tuple[Stage, ...]]):
-    """What is done to an observation before the network sees it, first to last.
+    """The stages that prepare an observation for the network, first to last.
 
     A bare word `"grayscale"` means `{"type": "grayscale"}`, and one stage a list of one.
     """
@@ -205,7 +205,7 @@ class PreprocessingSpec(ListSpec[tuple[Stage, ...]]):
 
 
 class RewardPreprocessingSpec(ListSpec[tuple[Stage, ...]]):
-    """What is done to a reward before the agent learns from it, first to last; spelled as for observations."""
+    """The stages that prepare a reward for learning, first to last; spelled as for observations."""
 
     model_config = ConfigDict(frozen=True)
     root: Annotated[

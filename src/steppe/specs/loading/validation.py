@@ -1,4 +1,4 @@
-"""From pydantic's errors to one sentence: what is wrong, in which file and where in it, and the way out."""
+"""Turns pydantic's errors into one sentence: the mistake, the file and the place in it, and the way out."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from steppe.specs.loading.suggestions import did_you_mean, misplaced, quoted
 
 Model = TypeVar("Model", bound=BaseModel)
 Steps = tuple[str | int, ...]
-"""The way to a value inside a spec: field names and list indices."""
+"""The path to a value inside a spec: field names and list indices."""
 
 
 @dataclass(frozen=True)
@@ -25,13 +25,13 @@ class Origins:
     """Which file or option each part of a spec was written in; all are equal, since this is no part of a value."""
 
     source: str = field(default="", compare=False)
-    """What the whole was written in: a file, an option, or nothing."""
+    """The file or option in which the whole was written, or nothing."""
     path: str = field(default="", compare=False)
-    """Where the whole stands inside `source`."""
+    """The path of the whole inside `source`."""
     parts: dict[Steps, tuple[str, str]] = field(default_factory=dict, compare=False)
     """The parts written elsewhere, each with its own source and path."""
     moved: Mapping[Steps, Steps] = field(default_factory=dict, compare=False)
-    """From the way to a part as it is understood to the way to it as it was written, where they differ."""
+    """From the path of a value to the path at which it was written, if they differ."""
 
     def with_part(self, steps: Steps, source: str, path: str) -> Origins:
         """The same, but what stands at `steps` was written in `source` at `path`."""
@@ -39,7 +39,7 @@ class Origins:
         return Origins(self.source, self.path, kept | {steps: (source, path)}, self.moved)
 
     def with_moved(self, moved: Mapping[Steps, Steps]) -> Origins:
-        """The same for values that were understood in other words than they were written in."""
+        """The same for values that were translated to other paths."""
         return Origins(self.source, self.path, self.parts, moved)
 
     def below(self, *steps: str | int) -> Origins:
@@ -294,7 +294,7 @@ def _tags(annotation: Any, name: str) -> Iterator[str]:
 
 
 def _title(annotation: Any) -> str:
-    """What a member of a tagged union is called: the title of its field, such as "layer"."""
+    """The title of a tagged union, such as "layer"."""
     if get_origin(annotation) in (Union, types.UnionType):
         known = [title for title in map(_title, get_args(annotation)) if title != "value"]
         return known[0] if known else "value"

@@ -11,7 +11,7 @@ from steppe.specs.running.connections import Address
 
 
 class AsyncSpec(Spec):
-    """What the learner and its workers agree on, in run mode async."""
+    """Settings of run mode async."""
 
     batch_timesteps: Count | Literal["episode"] | None = None
     """How many timesteps a worker sends at once; without it 64, and with "episode" whole episodes of up to 1,024.

@@ -1,4 +1,4 @@
-"""A cluster: its nodes and where they stand."""
+"""A cluster: its nodes and their provider."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ class ClusterSpec(Spec):
     """Equal nodes of one machine type, or of so many CPUs and so much memory each."""
 
     name: Text | None = None
-    """What the cluster is called."""
+    """The cluster's name."""
     machine_type: Text | None = None
     """The provider's name for the kind of machine; or give cpus_per_node and memory_per_node."""
     cpus_per_node: Count | None = None
-    """How many CPUs each node has."""
+    """The number of CPUs of each node."""
     memory_per_node: Positive | None = None
-    """How much memory each node has, in GB."""
+    """The memory of each node, in GB."""
     num_nodes: Count = 3
-    """How many nodes."""
+    """The number of nodes."""
     gpus_per_node: Natural = 0
-    """How many GPUs each node has."""
+    """The number of GPUs of each node."""
     gpu_type: Text | None = None
     """The provider's name for the kind of GPU."""
     disk_size: Count = 100

@@ -9,7 +9,7 @@ from pydantic import Field, field_validator
 from steppe.specs._base import Count, Flag, NonNegative, Positive, Spec
 
 WORKERS_PER_GPU = 3
-"""How many share a GPU at most, unless told otherwise."""
+"""The default of how many workers share a GPU at most."""
 Sharers = Annotated[int, Field(strict=True, ge=1, le=100)]
 Port = Annotated[int, Field(strict=True, ge=1024, le=65535)]
 
@@ -63,7 +63,7 @@ class RaySpec(Spec):
 
 
 class DistributedSpec(Spec):
-    """What parameter servers and workers agree on, in run mode distributed."""
+    """Settings of run mode distributed."""
 
     synchronous: Flag = False
     """Whether every update waits for a gradient of every worker and takes their mean."""
