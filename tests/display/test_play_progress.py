@@ -5,14 +5,14 @@ from rich.console import Console
 
 from steppe.display import live
 from steppe.display.play_progress import PlayDisplay, PlayLines, PlayPanel, display, latency, route_table
-from steppe.serve.play.route_scores import PlayedEpisode, PlayScores
+from steppe.serve.play.route_scores import PlayScores, ScoredEpisode
 
 
 @pytest.fixture
 def played() -> PlayScores:
     scores = PlayScores(4)
     for route, score in (("router=0", 12.0), ("router=1", 500.0), ("router=1", 400.0)):
-        scores.add(PlayedEpisode(0, score, int(score), route, f"p{route[-1]}", "7", 0.5, (0.0012,)))
+        scores.add(ScoredEpisode(0, score, int(score), route, f"p{route[-1]}", "7", 0.5, (0.0012,)))
     return scores
 
 

@@ -49,4 +49,6 @@ def test_the_contract_of_the_layers_knows_every_package() -> None:
         "contracts"
     ][0]
     layers = {name.strip() for line in contract["layers"] for name in re.split(r"[|:]", line)}
-    assert layers == {f"steppe.{name}" for name in packages() if "." not in name} | {f"steppe.{name}" for name in MODULES}
+    assert layers == {f"steppe.{name}" for name in packages() if "." not in name} | {
+        f"steppe.{name}" for name in MODULES
+    }

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from steppe.errors import reason_of
-from steppe.net.hello import Greeting, RequestRefused, check_hello
+from steppe.net.hello import Greeting, PeerRefused, check_hello
 from steppe.net.messagepack import Malformed, pack, unpack_small
 from steppe.net.protocol import HEADER, LONGEST_ERROR, Message
 from steppe.net.rated_log import RatedLog
@@ -194,7 +194,7 @@ class Admission:
             self._admit(connection)
         except Malformed as error:
             self._refuse(connection, "protocol", f"the {self._greeting.them} {error}")
-        except RequestRefused as error:
+        except PeerRefused as error:
             self._refuse(connection, error.kind, str(error))
         except (OSError, EOFError) as error:
             if not connection.is_refused:

@@ -22,7 +22,7 @@ class Greeting:
     """The greeting side in error messages: client or worker."""
 
 
-class RequestRefused(Exception):
+class PeerRefused(Exception):
     """A client is not admitted, or its request is not granted; `kind` is a word of the protocol."""
 
     def __init__(self, kind: str, message: str) -> None:
@@ -36,14 +36,14 @@ def check_hello(hello: Any, wanted: Greeting) -> None:
         raise Malformed(f'did not begin with "hello" of the protocol "{wanted.protocol}"')
     version = hello.get("version")
     if type(version) is not int or version != wanted.version:
-        raise RequestRefused("version", f"this {wanted.me} speaks version {wanted.version} of the protocol")
+        raise PeerRefused("version", f"this {wanted.me} speaks version {wanted.version} of the protocol")
     if wanted.token is not None:
         _check_token(hello.get("token"), wanted.token, wanted.me)
 
 
 def _check_token(given: Any, token: str, me: str) -> None:
     if given is None:
-        raise RequestRefused("token", "a token is needed and none was given")
+        raise PeerRefused("token", "a token is needed and none was given")
     # In constant time, so that timing reveals no letter of it.
     if not isinstance(given, str) or not hmac.compare_digest(given.encode(), token.encode()):
-        raise RequestRefused("token", f"it is not the one this {me} was given")
+        raise PeerRefused("token", f"it is not the one this {me} was given")

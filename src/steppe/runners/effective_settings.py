@@ -76,9 +76,9 @@ def _layers(layers: NetworkSpec, observation: Space) -> list[dict[str, Any]]:
 
 
 def _environment(spec: ExperimentSpec, agent: Any) -> dict[str, Any]:
-    environment, situation = spec.environment, agent.context
+    environment, context = spec.environment, agent.context
     backend = _backend(spec)
-    limit = situation.episode_limit or spec.max_timesteps_per_episode or DEFAULT_EPISODE_LIMIT
+    limit = context.episode_limit or spec.max_timesteps_per_episode or DEFAULT_EPISODE_LIMIT
     told = environment.model_dump(mode="json") | {"backend": backend}
     if environment.vectorization == "auto":
         told["vectorization"] = "sync" if backend == "gymnasium" else None
@@ -86,8 +86,8 @@ def _environment(spec: ExperimentSpec, agent: Any) -> dict[str, Any]:
         "num_envs": num_envs_of(spec),
         "max_timesteps_per_episode": limit,
         "repeat_actions": spec.repeat_actions,
-        "observation": _space(situation.observation),
-        "action": _space(situation.action),
+        "observation": _space(context.observation),
+        "action": _space(context.action),
     }
 
 

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import json
 
-from steppe.serve.play.route_scores import PlayedEpisode, PlayScores
+from steppe.serve.play.route_scores import PlayScores, ScoredEpisode
 
 
-def episode(route: str, score: float, version: str = "1") -> PlayedEpisode:
-    return PlayedEpisode(0, score, int(score), route, route.upper(), version, 0.5, (0.001, 0.003))
+def episode(route: str, score: float, version: str = "1") -> ScoredEpisode:
+    return ScoredEpisode(0, score, int(score), route, route.upper(), version, 0.5, (0.001, 0.003))
 
 
 def test_there_are_no_scores_before_the_first_episode() -> None:

@@ -13,7 +13,7 @@ from steppe.envs.gymnasium.vector import GymnasiumEnvs
 from steppe.errors import SteppeError, UserError
 from steppe.net import protocol
 from steppe.net.admission import AdmittedConnection
-from steppe.net.hello import RequestRefused
+from steppe.net.hello import PeerRefused
 from steppe.net.messagepack import Malformed
 from steppe.specs.environment import EnvironmentSpec
 from steppe.specs.spaces import action_dtype, to_json
@@ -79,7 +79,7 @@ class EnvironmentSession:
             channel.send({"op": "closed"})
         except (protocol.ChannelClosed, protocol.TooSlow) as error:
             log.info("%s: disconnected (%s)", self._peer, str(error) or "too slow")
-        except RequestRefused as error:
+        except PeerRefused as error:
             self._send_error(error.kind, str(error))
         except Malformed as error:
             self._send_error("protocol", f"the client {error}")
@@ -118,7 +118,7 @@ class EnvironmentSession:
         repeat = protocol.read_count(request, "repeat", most=LARGEST_NUMBER)
         refusal = self._quota.take(count)
         if refusal is not None:
-            raise RequestRefused("busy", refusal)
+            raise PeerRefused("busy", refusal)
         self._count = count
         with _making:
             envs = self._envs = GymnasiumEnvs(self._spec, count, max_timesteps, repeat)

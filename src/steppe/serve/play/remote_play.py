@@ -27,7 +27,7 @@ from steppe.runners.play.play_envs import CompiledPlayEnvs, GymnasiumPlayEnvs
 from steppe.serve.clients import EndpointAccess, ModelDescription, connect
 from steppe.serve.clients.retries import EndpointRetries, PlayStopped, RetryingClient
 from steppe.serve.messages.exchange import Feedback, PolicyAnswer, Question
-from steppe.serve.play.route_scores import PlayedEpisode, PlayScores
+from steppe.serve.play.route_scores import PlayScores, ScoredEpisode
 from steppe.signals import handling
 from steppe.specs.environment import EnvironmentSpec
 from steppe.specs.spaces import Box
@@ -105,7 +105,7 @@ def _play(
     """Plays until the last runner has ended."""
     with pool, _stopping_on_ctrl_c(pool.stop):
         for event in pool.events():
-            if isinstance(event, PlayedEpisode):
+            if isinstance(event, ScoredEpisode):
                 metrics.write(scores.add(event))
             elif isinstance(event, _AbandonedEpisode):
                 scores.abandoned += 1
@@ -239,7 +239,7 @@ class _Runner:
         seed = int(np.random.SeedSequence([plan.seed, number]).generate_state(1)[0])
         self._observations = self.env.reset(seed)
 
-    def episode(self, stop: threading.Event) -> PlayedEpisode | None:
+    def episode(self, stop: threading.Event) -> ScoredEpisode | None:
         """Plays one episode; None if the environment cut it off, whose reward is then sent to nobody."""
         sequence, score, length = uuid.uuid4().hex, 0.0, 0
         latencies: list[float] = []
@@ -292,11 +292,11 @@ class _Runner:
             return
         self._client.feedback(feedback)
 
-    def _played_episode(self, answer: PolicyAnswer, score: float, length: int, latencies: list[float]) -> PlayedEpisode:
+    def _played_episode(self, answer: PolicyAnswer, score: float, length: int, latencies: list[float]) -> ScoredEpisode:
         route = "/".join(f"{name}={branch}" for name, branch in answer.route)
         propensity = answer.propensity if np.isfinite(answer.propensity) else None
         labels = (route or answer.policy, answer.policy, answer.version, propensity)
-        return PlayedEpisode(self._number, score, length, *labels, tuple(latencies))
+        return ScoredEpisode(self._number, score, length, *labels, tuple(latencies))
 
 
 def _check_window(environment: EnvironmentSpec) -> None:

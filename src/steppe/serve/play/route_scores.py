@@ -15,7 +15,7 @@ LATENCIES = 10_000
 """Number of recent answers in the latency quantiles."""
 
 
-class PlayedEpisode(NamedTuple):
+class ScoredEpisode(NamedTuple):
     """One complete episode."""
 
     runner: int
@@ -49,7 +49,7 @@ class RouteScores:
         """Mean of all its episodes."""
         return self.total / self.episodes
 
-    def add(self, episode: PlayedEpisode) -> None:
+    def add(self, episode: ScoredEpisode) -> None:
         """Adds an episode."""
         self.policy, self.version = episode.policy, episode.version
         self.episodes += 1
@@ -93,7 +93,7 @@ class PlayScores:
         """Mean of the last 100 episodes."""
         return float(np.mean(self._lengths)) if self._lengths else None
 
-    def add(self, episode: PlayedEpisode) -> dict[str, Any]:
+    def add(self, episode: ScoredEpisode) -> dict[str, Any]:
         """Adds an episode; returns its record for metrics.jsonl."""
         self.episodes += 1
         self.timesteps += episode.length

@@ -49,10 +49,10 @@ class CompiledEngine(Engine):
     rollout: Rollout
 
     def __init__(self, agent: Agent[Any], env: CompiledEnv, max_timesteps: int | None) -> None:
-        situation = agent.context
+        context = agent.context
         self.agent = agent
-        self.num_envs = situation.num_envs
-        self.shards = situation.shards
+        self.num_envs = context.num_envs
+        self.shards = context.shards
         self.timesteps_per_iteration = agent.horizon * self.num_envs
         self.most_iterations = int(np.clip(2**20 // self.timesteps_per_iteration, 1, 1024))
         self.rollout = Rollout(agent, env, max_timesteps)

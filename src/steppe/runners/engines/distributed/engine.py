@@ -137,10 +137,10 @@ class DistributedEngine(Engine):
 
     def evaluate(self, episodes: int, greedy: bool, seed: int) -> tuple[float, float]:
         """Plays in this process while the workers carry out their orders."""
-        situation = self.agent.context
+        context = self.agent.context
         if self.rollout is None:
-            rules = EpisodeRules(self.spec.environment, situation.episode_limit, self.spec.repeat_actions)
-            return play(self.policy(0), rules, situation.num_envs, episodes, greedy, seed)
+            rules = EpisodeRules(self.spec.environment, context.episode_limit, self.spec.repeat_actions)
+            return play(self.policy(0), rules, context.num_envs, episodes, greedy, seed)
         state, key = self._newest(), keys.make(seed)
         # As the saved policy acts: without the noise that some agents explore with.
         acting = ActorParams(state.params, state.observations)

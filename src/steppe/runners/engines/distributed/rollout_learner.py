@@ -84,9 +84,9 @@ class RolloutLearner:
 
     def __init__(self, agent: Agent[Any], rollouts: int) -> None:
         self.rollouts = rollouts
-        situation = agent.context
-        self.normalizes = agent.normalizes_observations or situation.normalize_rewards
-        self.timesteps_per_rollout = agent.horizon * situation.num_envs
+        context = agent.context
+        self.normalizes = agent.normalizes_observations or context.normalize_rewards
+        self.timesteps_per_rollout = agent.horizon * context.num_envs
         self.rows = rollouts * steps_per_rollout(agent)
         self.agent = with_tapes(agent, self.rows)
         self._numbers = agent.numbers

@@ -52,12 +52,12 @@ def make_core(spec: ExperimentSpec, spaces: Spaces, episode_limit: int | None) -
     wishes = spec.asynchronous
     if algorithm.experience == "transitions":
         ratio = _ratio(spec, settings)
-        situation = situation_of(spec, seen, 1, 1, preprocessing)
+        context = situation_of(spec, seen, 1, 1, preprocessing)
         if ratio is None:
             # How many updates there will be is not known, and so not when a learning rate has fallen.
-            situation = replace(situation, total_timesteps=None)
+            context = replace(context, total_timesteps=None)
         calls = 1 if ratio is None else max(1, round(ratio * BLOCK / steps_of(settings.optimizer)))
-        agent: Any = algorithm(settings.model_copy(update={"update_frequency": BLOCK, "updates": calls}), situation)
+        agent: Any = algorithm(settings.model_copy(update={"update_frequency": BLOCK, "updates": calls}), context)
         return ReplayCore(agent, _task(spec, agent), spaces, ratio)
     width = wishes.trajectories_per_update or num_envs_of(spec)
     agent = algorithm(settings, situation_of(spec, seen, width, 1, preprocessing))

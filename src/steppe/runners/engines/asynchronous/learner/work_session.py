@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from steppe.errors import SteppeError, UserError
 from steppe.net.admission import AdmittedConnection
-from steppe.net.hello import RequestRefused
+from steppe.net.hello import PeerRefused
 from steppe.net.messagepack import Malformed
 from steppe.net.protocol import (
     DESCRIPTION_LIMIT,
@@ -136,7 +136,7 @@ class WorkSession:
         for what, theirs, mine in zip(("observes", "takes"), spaces, offered.spaces, strict=True):
             if not are_same(theirs, mine):
                 shown, wanted = (str(to_json(space))[:300] for space in (theirs, mine))
-                raise RequestRefused("user", f"the worker's environment {what} {shown}, but the policy is for {wanted}")
+                raise PeerRefused("user", f"the worker's environment {what} {shown}, but the policy is for {wanted}")
         return joining, offered.task, offered.form
 
     def _answer(self, request: Message, name: str, environments: int, form: BatchFormat) -> Message:
@@ -199,7 +199,7 @@ class WorkSession:
         match error:
             case Over():
                 message = {"op": "over"}
-            case RequestRefused():
+            case PeerRefused():
                 message = {"op": "error", "kind": error.kind}
             case Malformed():
                 message = {"op": "error", "kind": "protocol"}
