@@ -7,7 +7,7 @@ import pytest
 from steppe.envs.gymnasium.vector import GymnasiumEnvs
 from steppe.envs.minimal import MinimalTest
 from steppe.errors import UserError
-from steppe.specs.environment import EnvironmentSpec
+from steppe.spec_files import read_environment
 
 
 def test_the_right_choice_flips_the_state_and_is_rewarded() -> None:
@@ -53,7 +53,7 @@ def test_episodes_last_four_steps_on_average() -> None:
 
 
 def test_the_old_name_makes_it_and_a_wrong_specification_is_explained() -> None:
-    with GymnasiumEnvs(EnvironmentSpec(type="minimal_test", specification={"int": [2]}), 2) as envs:
+    with GymnasiumEnvs(read_environment({"type": "minimal_test", "specification": {"int": [2]}}), 2) as envs:
         envs.reset(0)
         np.testing.assert_array_equal(envs.step(np.array([[1, 1], [0, 1]])).rewards, [1.0, 0.5])
     for specification, message in (
@@ -62,4 +62,4 @@ def test_the_old_name_makes_it_and_a_wrong_specification_is_explained() -> None:
         ([["int", []]], "must be an object"),
     ):
         with pytest.raises(UserError, match=message):
-            GymnasiumEnvs(EnvironmentSpec(type="minimal_test", specification=specification), 1)
+            GymnasiumEnvs(read_environment({"type": "minimal_test", "specification": specification}), 1)

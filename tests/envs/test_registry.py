@@ -8,6 +8,7 @@ import pytest
 
 from steppe.envs.registry import catalogue, compiled_ids, has_compiled, make_compiled, plays_atari, settings_of
 from steppe.errors import SpecError
+from steppe.spec_files import read_environment
 from steppe.specs.environment import EnvironmentSpec
 
 
@@ -112,4 +113,4 @@ def test_settings_come_with_their_defaults() -> None:
     ],
 )
 def test_atari_is_preprocessed_unless_somebody_else_does_it(fields: dict, answer: bool) -> None:
-    assert plays_atari(EnvironmentSpec(**fields)) is answer
+    assert plays_atari(read_environment(fields)) is answer

@@ -94,8 +94,8 @@ def test_a_compiled_environment_and_its_agent_are_made_once(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     made: list[str] = []
-    make_jax = setup.make_jax
-    monkeypatch.setattr(setup, "make_jax", lambda spec: made.append(spec.id) or make_jax(spec))
+    make_compiled = setup.make_compiled
+    monkeypatch.setattr(setup, "make_compiled", lambda spec: made.append(spec.id) or make_compiled(spec))
     steppe.train("CartPole-v1", PPO_SETTINGS, num_envs=2, total_timesteps=32, **FIELDS)
     assert (made, built) == (["CartPole-v1"], ["ppo"])
 

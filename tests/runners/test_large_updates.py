@@ -63,7 +63,7 @@ sys.path.insert(0, sys.argv[1])
 from runs import experiment
 from steppe.runners.compilation import prepare_jax
 from steppe.runners.setup import make_engine
-from steppe.runners._base import Limits
+from steppe.runners._base import ChunkLimits
 assert prepare_jax(2) == 2
 agent = {"type": "vpg", "horizon": 8, "optimizer": "gradient_descent", "max_gradient_norm": None, "learning_rate": 0.1}
 fields = {"num_envs": 4, "environment": {"id": "CartPole-v1", "backend": "gymnasium", "normalize_observations": True}}
@@ -73,7 +73,7 @@ for shards in (1, 2):
     assert engine.agent.context.shards == shards
     engine.begin(1)
     before = np.asarray(engine._learner.agent.params)
-    chunk = engine.advance(1, 0, Limits(None, None))
+    chunk = engine.advance(1, 0, ChunkLimits(None, None))
     state = engine._learner.agent
     learned.append([np.asarray(leaf) for leaf in (state.params, *state.observations)])
     assert np.abs(learned[-1][0] - before).max() > 1e-4

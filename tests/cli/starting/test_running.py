@@ -13,15 +13,14 @@ from steppe.cli.starting import running
 from steppe.cli.starting.running import next_commands
 from steppe.experiments.run_folder.store import RunFolder, Status
 from steppe.serve import load_endpoint
-from steppe.spec_files import load_experiment
-from steppe.specs.environment import EnvironmentSpec
+from steppe.spec_files import load_experiment, read_environment, read_experiment
 from steppe.specs.experiment import ExperimentSpec
 
 
 def offered(folder: Path, environment: Any) -> list[str]:
     """The words after `steppe train` in the last command."""
     run = RunFolder(folder / "run")
-    run.create(ExperimentSpec(name="run", environment=environment, agent="ppo"))
+    run.create(read_experiment({"name": "run", "environment": environment, "agent": "ppo"}))
     commands = next_commands(run, Status(state="completed"))
     trains = [shlex.split(command)[2:] for command in commands if command.startswith("steppe train ")]
     return trains[0] if trains else []
@@ -43,7 +42,7 @@ def test_the_same_environment_is_offered_for_another_agent(tmp_path: Path, envir
     assert rest[-2:] == ["--agent", "vpg"]
     assert rest[:-2:2] == ["--set"] * (len(rest[:-2]) // 2)
     spec = load_experiment(None, {"name": "x", "environment": id, "agent": "vpg"}, rest[1:-2:2], tmp_path)
-    assert spec.environment == EnvironmentSpec.model_validate(environment)
+    assert spec.environment == read_environment(environment)
 
 
 def test_a_command_that_is_too_long_to_read_is_not_offered(tmp_path: Path) -> None:

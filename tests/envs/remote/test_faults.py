@@ -13,7 +13,7 @@ from servers import Line, ServerProcess, frame, scripted, serving, stepped
 
 from steppe.envs._base import EpisodesCut
 from steppe.envs.gymnasium.vector import GymnasiumEnvs
-from steppe.envs.remote import client
+from steppe.net import backoff
 from steppe.errors import EnvironmentFault, UserError
 from steppe.specs.environment import EnvironmentSpec
 
@@ -236,8 +236,8 @@ def test_pauses_between_tries_grow_up_to_a_limit(monkeypatch: pytest.MonkeyPatch
             self.now += seconds
 
     clock = Clock()
-    monkeypatch.setattr(client, "time", clock)
-    monkeypatch.setattr(client.random, "uniform", lambda low, high: high)
+    monkeypatch.setattr(backoff, "time", clock)
+    monkeypatch.setattr(backoff.random, "uniform", lambda low, high: high)
 
     def breaks_off(line: Line) -> None:
         line.welcome(2)

@@ -270,14 +270,14 @@ import sys, time
 from pathlib import Path
 from steppe.experiments.process import run as module
 from steppe.experiments.run_folder.store import RunFolder
-from steppe.runners._base import Outcome, Progress
+from steppe.runners._base import Progress, RunOutcome
 
 def hold(spec, folder, *, resume, request, on_progress):
     on_progress(Progress("training", timestep=10))
     print("training", flush=True)
     while {condition}:
         time.sleep(0.002)
-    return Outcome({{"pause": "paused", "stop": "stopped"}}[request()], "asked", 10, 1, 1, None, 0.1, [])
+    return RunOutcome({{"pause": "paused", "stop": "stopped"}}[request()], "asked", 10, 1, 1, None, 0.1, [])
 
 sys.exit(module.run(RunFolder(Path(sys.argv[1])), trainer=hold, announce=lambda s: print(s, flush=True)).exit_code)
 """

@@ -17,7 +17,7 @@ HOLD = """
 import sys
 from pathlib import Path
 from steppe.errors import StorageError
-from steppe.experiments import locks
+from steppe.experiments.run_folder import locks
 print(locks.acquire(Path(sys.argv[1])) is not None, flush=True)
 {then}
 sys.stdin.read()

@@ -14,7 +14,7 @@ def test_an_iteration_is_traced_once_for_any_number_of_chunks(
     agent: str, engine_for: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, traced = engine_for("CartPole-v1", agent), {"collect": 0, "update": 0}
-    for owner, name in ((engine.rollout, "collect"), (engine.agent, "update")):
+    for owner, name in ((type(engine.rollout), "collect"), (type(engine.agent), "update")):
         monkeypatch.setattr(owner, name, _counted(getattr(owner, name), name, traced))
     for timestep in (0, 1024):
         assert engine.advance(2, timestep, ChunkLimits(None, None)).iterations == 2
