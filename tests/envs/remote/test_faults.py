@@ -13,8 +13,8 @@ from servers import Line, ServerProcess, frame, scripted, serving, stepped
 
 from steppe.envs._base import EpisodesCut
 from steppe.envs.gymnasium.vector import GymnasiumEnvs
-from steppe.net import backoff
 from steppe.errors import EnvironmentFault, UserError
+from steppe.net import backoff
 from steppe.specs.environment import EnvironmentSpec
 
 NOTHING = np.zeros(2, int)

@@ -63,7 +63,7 @@ class CompiledEngine(Engine):
         chunk = self._spread.on_all_devices(self._chunk, (places, *scalars), (places, *columns))
         self._program = jit_for_learning(chunk, donate_argnums=0)
         self._begin = jax.jit(self._begun)
-        self._play = jax.jit(self._played, static_argnums=(3, 4))
+        self._play = self.rollout.compiled_play()
         self._run: TrainingState | None = None
 
     def begin(self, seed: int) -> None:
@@ -106,14 +106,7 @@ class CompiledEngine(Engine):
         # Like the saved policy, without the noise that some agents explore with.
         state = self._run.learner.agent
         acting = self._spread.first_copy(ActorParams(state.params, state.observations))
-        returns, lengths = self._play(
-            self._spread.first_copy(self._numbers),
-            acting,
-            keys.make(seed),
-            episodes,
-            greedy,
-            jnp.int32(LARGEST_TIMESTEP),
-        )
+        returns, lengths = self._play(acting, keys.make(seed), episodes, greedy, jnp.int32(LARGEST_TIMESTEP))
         return float(np.mean(returns)), float(np.mean(lengths))
 
     def policy(self, timestep: int) -> Policy:
@@ -123,9 +116,6 @@ class CompiledEngine(Engine):
 
     def close(self) -> None:
         """There is nothing to end."""
-
-    def _played(self, numbers: dict[str, Array], *arguments: Any) -> tuple[Array, Array]:
-        return self.rollout.with_agent(self.agent.with_numbers(numbers)).play(*arguments)
 
     def _fresh(self, seed: int, pretrains: bool = True) -> TrainingState:
         agent_key, envs = self._begin(np.array([seed >> 32, seed & 0xFFFFFFFF], np.uint32))

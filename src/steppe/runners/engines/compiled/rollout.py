@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -111,6 +113,14 @@ class Rollout:
         packed, (trajectory, returns, lengths) = jax.lax.scan(step, packing.pack(envs), (fresh, noise, timesteps))
         finished = Finished(trajectory.terminated | trajectory.truncated, returns, lengths)
         return packing.unpack(packed)._replace(keys=key[None]), trajectory, finished
+
+    def compiled_play(self) -> Callable[..., tuple[Array, Array]]:
+        """`play` as a compiled program that takes the agent's numbers as arguments."""
+
+        def play(numbers: dict[str, Any], *arguments: Any) -> tuple[Array, Array]:
+            return self.with_agent(self.agent.with_numbers(numbers)).play(*arguments)
+
+        return partial(jax.jit(play, static_argnums=(3, 4)), self.agent.numbers)
 
     def play(
         self, acting: ActorParams, key: Array, episodes: int, greedy: bool, timestep: Array

@@ -8,7 +8,6 @@ import time
 from contextlib import ExitStack
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -177,7 +176,7 @@ class DistributedEngine(Engine):
             state = self.agent.init(keys.make(seed))
         self._template = state
         if self.rollout is not None:
-            self._play = jax.jit(self.rollout.play, static_argnums=(2, 3))
+            self._play = self.rollout.compiled_play()
         return state
 
     def _start(self, whole: State, seed: int) -> None:

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -70,7 +69,7 @@ class ThreadsEngine(Engine):
         self.exact_resume = rollout is not None
         self.plan = plan_for(agent)
         self._rules, self.rollout, self._hosts = rules, rollout, hosts
-        self._play = None if rollout is None else jax.jit(rollout.play, static_argnums=(2, 3))
+        self._play = None if rollout is None else rollout.compiled_play()
         self._worker_threads: WorkerThreads | None = None
         self._is_warm = False
 
