@@ -16,7 +16,7 @@ empty :=
 space := $(empty) $(empty)
 PIP_FLAGS := --quiet --disable-pip-version-check
 
-.PHONY: help run programs test test-slow test-kubernetes check format lint types layers bench lock clean
+.PHONY: help run programs quick test test-slow test-kubernetes check format lint types layers bench lock clean
 
 help:  ## What can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -31,6 +31,14 @@ programs:  ## As root on Debian: PostgreSQL and Chromium, without which the test
 	@if ! { command -v chromium && ls -d /usr/lib/postgresql/*/bin; } > /dev/null 2>&1; then \
 		apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends \
 			postgresql chromium; fi
+
+# What is wrong shows here first: specs, losses, manifests, units of serve, the docs. Nothing that starts a process.
+QUICK := specs tensorforce agents policies/test_heads.py policies/test_policy.py net records files tracking \
+	platforms/kubernetes/manifests experiments/run_folder experiments/test_lifecycle.py \
+	serve/messages serve/routing serve/test_endpoint.py docs test_words.py
+
+quick: $(VENV)/.installed-dev  ## The tests of the inner loop: under a minute
+	$(BIN)/python -m pytest -n 2 -q -m "not learning and not faults and not kubernetes" $(addprefix tests/,$(QUICK))
 
 test: export STEPPE_CLIENT_VENVS = $(subst $(space),:,$(addprefix $(CURDIR)/,$(CLIENTS)))
 test: $(VENV)/.installed-dev $(addsuffix /.installed,$(CLIENTS))  ## The tests, without the slow ones
