@@ -17,19 +17,19 @@ __all__ = ["namespace", "testbed"]
 
 HERE = Path(__file__).parent
 MINUTES = float(os.environ.get("STEPPE_TEST_MINUTES") or "inf")
-"""How long tests on the cluster may go on being begun: `.ci/run` has so much time and no more."""
+"""How many minutes after the start of the session a test on the cluster may still begin; `.ci/run` sets it."""
 BEGUN = time.monotonic()
 FIRST = ("test_runs.py", "test_faults.py")
-"""What is begun before all others, since what there is no time for is left out."""
+"""The modules that run first, since tests are skipped once the time is over."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What asks for the cluster is marked `kubernetes`, so that `-m "not kubernetes"` starts none."""
+    """Marks tests that use the cluster as `kubernetes`, so that `-m "not kubernetes"` starts no cluster."""
     items.sort(key=_turn)
     for item in items:
         if HERE in item.path.parents and "testbed" in getattr(item, "fixturenames", ()):
             item.add_marker("kubernetes")
-            # The first of them waits for the image, for which some hundred megabytes of packages are fetched.
+            # The first of them waits for the image, whose packages are some hundred megabytes to download.
             item.add_marker(pytest.mark.timeout(1500), append=False)
 
 
@@ -39,7 +39,7 @@ def _turn(item: pytest.Item) -> int:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skips what there is no time for."""
+    """Skips tests that begin after the time is over."""
     if item.get_closest_marker("kubernetes") and time.monotonic() - BEGUN > 60 * MINUTES:
         pytest.skip(f"the {MINUTES:g} minutes of STEPPE_TEST_MINUTES are over; make test-kubernetes runs all of them")
 
@@ -53,13 +53,13 @@ def kubeconfig(testbed: Testbed, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="session")
 def image(testbed: Testbed) -> str:
-    """An image that is built from the project's Dockerfile; every node has it."""
+    """An image built from the project's Dockerfile, which every node has."""
     return built_image(testbed)
 
 
 @pytest.fixture(scope="session")
 def pods(testbed: Testbed, request: pytest.FixtureRequest) -> dict[str, Any]:
-    """How Pods get this source: by the image, or with STEPPE_TEST_MOUNT=1 from this machine, which builds nothing."""
+    """Pod settings with this source: from the image, or mounted from this machine if STEPPE_TEST_MOUNT=1."""
     if os.environ.get("STEPPE_TEST_MOUNT"):
         testbed.kube("base")
         return PODS | mounted_source()

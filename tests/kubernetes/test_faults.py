@@ -1,4 +1,4 @@
-"""What goes wrong on a cluster: lost Pods and nodes, and mistakes that end in a sentence."""
+"""Faults on a cluster: lost Pods and nodes, and mistakes that are reported in one sentence."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from processes import wait_until
 from steppe.platforms.kubernetes.manifests.permissions import role
 
 RULES: list[dict[str, Any]] = role("any")["rules"]
-"""The role that docs/kubernetes.md lists."""
+"""The Role in docs/kubernetes.md."""
 STUCK = """import time
 from pathlib import Path
 
@@ -46,9 +46,9 @@ def make():
         ctypes.PyDLL(None).pause()
     return gymnasium.make("CartPole-v1")
 """
-"""An environment that hangs once in each worker's Pod while it is made, and lets no other thread of Python run."""
+"""An environment that hangs once in each worker's Pod while it is made, and holds the interpreter lock meanwhile."""
 HASTY = "from steppe.platforms.kubernetes.diagnosis import pod_health; pod_health.PATIENT_SECONDS = 10.0"
-"""Has a command believe sooner that a registry has nothing to give."""
+"""Shortens the time after which a command considers a missing image permanent."""
 
 
 @pytest.mark.long
@@ -71,7 +71,7 @@ def test_a_worker_that_hangs_before_it_has_joined_is_replaced(workplace: Workpla
     fields = {"num_workers": 1, "total_timesteps": 3_000, "asynchronous": {"worker_timeout": 10}}
     workplace.new("stuck", environment="stuck:make", run_mode="async", agent="dqn", **fields)
     workplace.steppe("experiment", "start", "-e", "stuck", "-c", "testbed", "--detach")
-    # There is no other worker: whoever is stuck must begin anew.
+    # There is no other worker, so the stuck one must restart.
     assert workplace.wait_for("stuck", "completed")["timestep"] >= 3_000
     log = workplace.steppe("experiment", "logs", "-e", "stuck")
     assert "a worker cannot join: it has not made its environment within 10 s" in log
@@ -106,7 +106,7 @@ def test_a_run_survives_the_loss_of_its_node(workplace: Workplace):
     testbed = workplace.testbed
     first, second = testbed.with_nodes(2)[:2]
     workplace.new("node", total_timesteps=6_000_000)
-    # The other one runs the control plane, which is not to be lost.
+    # The Pod must run on the second node, since the first runs the control plane and must survive.
     testbed.kubectl("cordon", first)
     try:
         workplace.steppe("experiment", "start", "-e", "node", "-c", "testbed", "--detach")
@@ -137,7 +137,7 @@ def test_a_run_without_a_node_for_its_driver_can_be_paused_and_deleted(workplace
         is_alone = lambda: [pod["status"]["phase"] for pod in workplace.pods_of("driver")] == ["Pending"]  # noqa: E731
         wait_until(is_alone, "the old driver to be gone", seconds=300, pause=1.0)
         assert workplace.status("homeless")["state"] == "starting"
-        # A reader would take the disk from it.
+        # A reader would mount the disk, and the driver could not.
         said = workplace.steppe("experiment", "logs", "-e", "homeless", exit_code=1)
         assert "its files cannot be read now: Pod" in said
         assert not workplace.pods_of("reader")
@@ -211,7 +211,7 @@ def test_an_unreachable_cluster_is_a_one_sentence_error(workplace: Workplace, tm
     workplace.new("lost")
     said = workplace.steppe("experiment", "start", "-e", "lost", "-c", "nowhere", exit_code=1)
     assert 'the cluster "nowhere" cannot be reached' in said
-    # What was never started there can be started elsewhere.
+    # An experiment that was never started there can be started elsewhere.
     assert "created" in workplace.steppe("experiment", "list")
 
 
@@ -247,7 +247,7 @@ def test_a_missing_permission_is_named(workplace: Workplace, tmp_path, resource,
 
 
 def limit_pods(workplace: Workplace, pods: int) -> None:
-    """Lets the namespace have so many."""
+    """Limits the number of Pods in the namespace."""
     quota = {
         "apiVersion": "v1",
         "kind": "ResourceQuota",
@@ -258,14 +258,14 @@ def limit_pods(workplace: Workplace, pods: int) -> None:
 
 
 def outlive(workplace: Workplace, name: str, pods: dict[str, int]) -> None:
-    """Deletes a Pod of each role in the middle of a run, one after the other; it goes on each time, and completes.
+    """Deletes a Pod of each role in turn during a run, and checks that the run continues each time and completes.
 
-    Where checkpoints are seldom, the driver goes on from the one that it saves when it is asked to end.
+    If checkpoints are rare, the driver resumes from the one that it saves when it is asked to end.
     """
     workplace.steppe("experiment", "start", "-e", name, "-c", "testbed", "--detach")
     timestep = 0
     for kind, count in pods.items():
-        # Not after the last loss: when it is looked at again, it may have completed already.
+        # Checked before each loss and not after the last one, when the run may have completed already.
         timestep = workplace.wait_for(name, "running", timestep=timestep + 1)["timestep"]
         assert len(workplace.pods_of(kind)) == count
         lose_one(workplace, kind)
@@ -274,7 +274,7 @@ def outlive(workplace: Workplace, name: str, pods: dict[str, int]) -> None:
     assert log.count(f"starting /steppe/results/{name}") == 1
     assert f"resuming /steppe/results/{name}" in log
     crew = [kind for kind in pods if kind != "driver"]
-    # Nothing of it is left running.
+    # All its workers and servers end.
     wait_until(
         lambda: all(has_ended(pod) for kind in crew for pod in workplace.pods_of(kind)),
         "the others to end",
@@ -284,7 +284,7 @@ def outlive(workplace: Workplace, name: str, pods: dict[str, int]) -> None:
 
 
 def lose_one(workplace: Workplace, kind: str) -> None:
-    """Deletes a Pod of that role, and waits for another in its place."""
+    """Deletes a Pod of that role, and waits for its replacement."""
     names = {pod["metadata"]["name"] for pod in workplace.pods_of(kind)}
     workplace.testbed.kubectl("delete", "pod", min(names), "-n", workplace.namespace, "--wait=false")
     is_another = lambda: {pod["metadata"]["name"] for pod in workplace.pods_of(kind)} - names  # noqa: E731

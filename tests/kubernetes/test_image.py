@@ -1,4 +1,4 @@
-"""`steppe image build|push`, with a stand-in for docker and podman; and the image itself, in Pods of the testbed."""
+"""`steppe image build|push` with fakes of docker and podman, and the image itself in Pods of the testbed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ sys.exit(int(os.environ.get("EXIT_CODE", 0)))
 
 @pytest.fixture
 def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
-    """Puts stand-ins of those names, and nothing else, on the path; returns the file that notes what they were told."""
+    """Makes PATH contain only fakes of the named programs; returns the file in which they record their calls."""
     folder, calls = tmp_path / "programs", tmp_path / "calls.jsonl"
 
     def install(*names: str) -> Path:
@@ -54,7 +54,7 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., P
 
 @pytest.fixture
 def steppe(capsys: pytest.CaptureFixture[str]) -> Callable[..., SimpleNamespace]:
-    """Gives a command."""
+    """Runs a command."""
 
     def command(*words: str) -> SimpleNamespace:
         capsys.readouterr()
@@ -176,7 +176,7 @@ def test_a_dry_run_needs_no_working_program(programs, steppe, monkeypatch):
 
 
 def test_an_installed_wheel_builds_from_a_copy_of_itself(programs, tmp_path):
-    """Nothing but the wheel's own files: a package folder, and share/steppe as pip unpacks it."""
+    """The build uses only the wheel's own files: the package folder, and share/steppe as pip unpacks it."""
     site, shared = tmp_path / "site-packages", tmp_path / "share" / "steppe"
     shutil.copytree(ROOT / "src" / "steppe", site / "steppe", ignore=shutil.ignore_patterns("__pycache__"))
     shared.mkdir(parents=True)
@@ -245,7 +245,7 @@ def run_to_its_end(
     words: list[str] | None = None,
     command: list[str] | None = None,
 ) -> str:
-    """What one Pod prints that is held to what careful clusters ask: no root, no rights, no writing but to volumes."""
+    """Runs one Pod under strict security settings (no root, no capabilities, read-only root); returns its output."""
     container = {
         "name": "steppe",
         "image": image,

@@ -1,4 +1,4 @@
-"""`engine: kuberay` on a real Kubernetes that knows RayJobs; what KubeRay would do with them, a small operator does."""
+"""`engine: kuberay` on a real Kubernetes with RayJobs; a fake operator stands in for KubeRay."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ FIELDS: dict[str, Any] = {
 
 @pytest.fixture
 def kuberay(testbed: Testbed) -> Iterator[None]:
-    """A cluster that knows RayJobs, and has nobody to do something about them."""
+    """A cluster that knows RayJobs and has no operator for them."""
     with ray_jobs(testbed):
         yield
 
 
 @pytest.fixture
 def operator(kuberay: None, workplace: Workplace) -> Iterator[None]:
-    """Somebody who does."""
+    """The fake operator, running."""
     with RayOperator(workplace.testbed, workplace.namespace):
         yield
 
@@ -46,7 +46,7 @@ def rendered(workplace: Workplace, name: str) -> dict[str, Any]:
 
 
 def without_defaults(job: dict[str, Any]) -> dict[str, Any]:
-    """The RayJob without what the server has added to its groups."""
+    """The RayJob without the defaults that the server has added to its groups."""
     for group in job["spec"]["rayClusterSpec"]["workerGroupSpecs"]:
         assert group.pop("numOfHosts") == 1
     return job
@@ -60,7 +60,7 @@ def test_without_kuberay_nothing_is_made_and_the_error_explains_its_installation
     assert 'cluster "testbed" has no KubeRay, which kubernetes.engine asks for' in said
     assert "kuberay-operator-installation" in said
     assert not workplace.left()
-    # What was not started can be started otherwise.
+    # An experiment that was not started can be started in another way.
     assert "created" in workplace.steppe("experiment", "list")
 
 
@@ -80,7 +80,7 @@ def test_a_ray_job_is_deleted_with_its_experiment(workplace: Workplace):
     (job,) = ray_jobs_of(workplace)
     (root,) = workplace.testbed.objects("configmaps", workplace.namespace, "steppe/run")
     assert job["metadata"]["ownerReferences"][0]["uid"] == root["metadata"]["uid"]
-    # The server drops what it does not know, and adds what goes without saying.
+    # The server drops unknown fields and adds defaults.
     assert rendered(workplace, "owned")["spec"].items() <= without_defaults(job)["spec"].items()
     assert not workplace.testbed.objects("jobs", workplace.namespace)
     assert "waits for the KubeRay operator to take it up" in workplace.status("owned")["phase"]
@@ -127,7 +127,7 @@ def test_an_experiment_trains_in_a_ray_job_and_its_end_is_noticed_later(workplac
         (job,) = ray_jobs_of(workplace)
         return job.get("status", {}).get("jobDeploymentStatus") == "Complete" and not workplace.pods_of("driver")
 
-    # Nobody looks meanwhile: all that is left is what the disk says.
+    # No client follows the run, so its state must come from the disk.
     wait_until(has_ended, "the RayJob to be complete", seconds=600, pause=1.0)
     status = workplace.status("ray")
     assert (status["state"], status["timestep"] >= 30_000) == ("completed", True)
@@ -154,7 +154,7 @@ def test_a_ray_job_can_be_paused_and_resumed_and_survives_the_loss_of_its_head(w
     workplace.steppe("experiment", "resume", "-e", "ray", "--set", f"total_timesteps={more}", "--detach")
     before = workplace.wait_for("ray", "running", timestep=paused + 1)["timestep"]
     (head,) = workplace.pods_of("driver")
-    # The hook before its end has the training saved, which otherwise is only every hour.
+    # The hook before the end of the Pod saves the training, which otherwise is saved only once an hour.
     workplace.testbed.kubectl("delete", "pod", head["metadata"]["name"], "-n", workplace.namespace)
     assert workplace.wait_for("ray", "completed")["timestep"] >= more
     log = workplace.steppe("experiment", "logs", "-e", "ray")

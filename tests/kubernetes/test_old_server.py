@@ -1,4 +1,4 @@
-"""A server of Kubernetes 1.20 drops what it does not know without a word: nothing that matters may be among it."""
+"""A server of Kubernetes 1.20 silently drops unknown fields; no field that Steppe needs may be among them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PODS: dict[str, Any] = {
     "sidecars": [{"image": "simulator:7"}],
     "service_account": "runner",
 }
-# Without it a driver that has failed for good is begun anew, finds so, and ends at once (test_pod_run.py).
+# Without it a driver that has failed for good is restarted, notices that, and ends at once (test_roles.py).
 DISPENSABLE = {"spec.podFailurePolicy"}
 
 
@@ -41,19 +41,19 @@ def test_an_old_server_keeps_every_field_that_matters(
     lost: set[str] = set()
     testbed.kubectl("create", "serviceaccount", PODS["service_account"], "-n", namespace)
     for manifest in [*render(plan, owner_uid="uid", tokens=tokens), reader(plan, owner_uid="uid")]:
-        # What it would keep; kubectl's own check is off, for it would refuse what its server only drops.
+        # A dry run returns the kept fields; kubectl's own validation is off, since it would refuse unknown fields.
         words = ("create", "--dry-run=server", "--validate=false", "-o", "json", "-f", "-")
         kept = json.loads(testbed.kubectl(*words, given=json.dumps(manifest)))
         if manifest["kind"] == "Secret":
-            # Written as text, kept as base64 under another name.
+            # The server keeps text from stringData as base64 in data.
             kept["stringData"] = manifest["stringData"]
         lost |= set(dropped(manifest, kept))
-    # All of them: another server than the testbed's may know more.
+    # The testbed's server drops all of them; another server may be newer and know some.
     assert lost == DISPENSABLE or (lost < DISPENSABLE and not testbed.is_ours)
 
 
 def dropped(sent: Any, kept: Any, path: str = "") -> list[str]:
-    """The paths of all that was sent and not kept."""
+    """The paths of all fields that were sent and not kept."""
     if isinstance(sent, dict):
         found = []
         for key, value in sent.items():

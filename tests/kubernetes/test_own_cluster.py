@@ -1,6 +1,6 @@
-"""A cluster that is made for one experiment: it ends with it, and the results come home before.
+"""A cluster for one experiment: after its end the results are downloaded, then the cluster is deleted.
 
-The program `kind` is played by a stand-in, whose clusters are all the testbed.
+The program `kind` is a fake, whose clusters are all the testbed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ sys.exit(main())
 
 @dataclass(frozen=True)
 class OwnWorkplace(Workplace):
-    """A project in which experiments describe their own cluster; commands run in this process."""
+    """A project whose experiments describe their own cluster; commands run in this process."""
 
     capsys: pytest.CaptureFixture[str]
     programs: Programs
@@ -66,7 +66,7 @@ def workplace(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> Iterator[OwnWorkplace]:
-    # What other tests have on the testbed is on none of these clusters.
+    # Objects of other tests on the testbed do not count as being on these clusters.
     monkeypatch.setattr(naming, "MANAGER", namespace)
     monkeypatch.setattr(handover, "WATCHER", ("-c", WATCHER.format(manager=namespace)))
     folder = tmp_path / "project"
@@ -97,7 +97,7 @@ def test_a_cluster_made_for_an_experiment_is_deleted_after_the_download(workplac
     ]
     assert (workplace.programs.clusters, registry.names()) == ([], [])
     assert (workplace.folder_of("one") / "policy" / "policy.safetensors").is_file()
-    # Nothing of it is on a cluster any more, and everything can be asked here.
+    # The cluster is gone, and commands still work from the downloaded results.
     assert workplace.status("one")["state"] == "completed"
     assert "starting" in workplace.steppe("experiment", "logs", "-e", "one")
     on = ("experiment", "resume", "-e", "one", "--set", "total_timesteps=8000")
@@ -132,7 +132,7 @@ def is_free(folder: Path, file: str) -> bool:
 def test_an_unobserved_completion_is_reported_and_download_deletes_the_cluster(
     workplace: OwnWorkplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # As if this machine had been switched off meanwhile.
+    # As if this machine had been switched off after the start.
     monkeypatch.setattr(handover, "WATCHER", ("-c", ""))
     workplace.new("late", total_timesteps=4_000)
     workplace.steppe("experiment", "start", "-e", "late", "--detach")
@@ -157,7 +157,7 @@ def test_a_cluster_with_other_experiments_is_not_deleted(workplace: OwnWorkplace
     assert f'cluster "{NAME}" stays, since experiment "theirs" of project "far" is on it too' in printed
     assert workplace.programs.clusters == [NAME]
     assert workplace.status("one")["state"] == "completed"
-    # Nor does a script delete it that only says yes.
+    # `--yes` alone does not delete it either.
     refused = workplace.steppe("cluster", "delete", "-c", NAME, "--yes", exit_code=2)
     assert 'what experiment "theirs" of project "far" has on it would be lost' in refused
     workplace.steppe("cluster", "delete", "-c", NAME, "--yes", "--force")

@@ -1,4 +1,4 @@
-"""A simulator's own image: it needs Steppe from pip, and nothing else of ours; only the workers have it."""
+"""A simulator's own image needs only Steppe from pip, and only the workers have it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ dependencies = ["gymnasium"]
 [tool.setuptools]
 py-modules = ["tank_simulator"]
 """
-# Without "python", as Debian and Ubuntu are, which most simulators come on.
+# No "python", as in the images of Debian and Ubuntu, on which most simulators are based.
 DOCKERFILE = f"""
 FROM {BASE}
 RUN rm -f /usr/local/bin/python
@@ -59,12 +59,12 @@ COPY wheel /opt/wheel
 RUN pip install "$(ls /opt/wheel/*.whl)[cluster]"
 """
 UNCHANGING = {"SOURCE_DATE_EPOCH": "1700000000"}
-"""So that a wheel of the same source is the same file, and its layer is not built again."""
+"""Makes a wheel of the same source the same file, so that its layer is not built again."""
 
 
 @pytest.fixture(scope="module")
 def own_image(testbed: Testbed, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """An image that a simulator's maker has built."""
+    """An image built as the author of a simulator would."""
     folder = tmp_path_factory.mktemp("image")
     (folder / "simulator").mkdir()
     (folder / "simulator" / "tank_simulator.py").write_text(SIMULATOR)
@@ -77,7 +77,7 @@ def own_image(testbed: Testbed, tmp_path_factory: pytest.TempPathFactory) -> str
 
 
 def wheel_of_this_source(folder: Path, copy: Path) -> None:
-    """As it would be published; built from a copy, since building leaves files beside the source."""
+    """The wheel as it would be published; built from a copy, since building leaves files beside the source."""
     shutil.copytree(ROOT / "src", copy / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
     for name in FILES:
         shutil.copy(ROOT / name, copy)
@@ -90,7 +90,7 @@ def wheel_of_this_source(folder: Path, copy: Path) -> None:
 
 @pytest.fixture
 def pods(image: str) -> dict[str, Any]:
-    """Steppe's own image for the driver; mounted sources would be mounted into the workers' Pods, too."""
+    """Steppe's own image for the driver; a mounted source would be mounted into the workers' Pods too."""
     return PODS | {"image": image}
 
 
@@ -106,7 +106,7 @@ def fields_of(own_image: str, environment: str = "tank_simulator:Tank", **more: 
 
 
 def test_only_the_workers_have_the_simulator(workplace: Workplace, own_image: str):
-    # Nor does this machine.
+    # This machine does not have it either.
     said = workplace.new("tank", **fields_of(own_image))
     assert "not checked yet, since its environment is not installed here" in said
     workplace.steppe("experiment", "start", "-e", "tank", "-c", "testbed")
@@ -118,7 +118,7 @@ def test_only_the_workers_have_the_simulator(workplace: Workplace, own_image: st
     policy = json.loads((found / "policy" / "policy.json").read_text())
     assert (policy["observation"]["shape"], policy["action"]["n"]) == ([2], 3)
     lines = [json.loads(line) for line in (found / "metrics.jsonl").read_text().splitlines()]
-    # Every episode has 50 timesteps and costs at most 1 each: no other environment was played.
+    # Every episode has 50 timesteps with rewards from -1 to 0, so no other environment was played.
     assert lines[-1]["mean_length"] == 50
     assert -50 <= lines[-1]["mean_return"] <= 0
 

@@ -29,7 +29,7 @@ def test_an_experiment_is_started_paused_resumed_downloaded_and_deleted(workplac
     first, second = tmp_path / "first", tmp_path / "second"
     workplace.steppe("experiment", "download", "-e", "one", "--to", str(first))
     assert json.loads((first / "status.json").read_text())["timestep"] == paused["timestep"]
-    # A download that was cut short goes on, and gives the same bytes.
+    # An interrupted download resumes, and gives the same bytes.
     half = second / "policy" / ".policy.safetensors.part"
     half.parent.mkdir(parents=True)
     half.write_bytes((first / "policy" / "policy.safetensors").read_bytes()[:1000])
@@ -37,7 +37,7 @@ def test_an_experiment_is_started_paused_resumed_downloaded_and_deleted(workplac
     assert sums(first) == sums(second) == workplace.kept("one")
     assert "starting /steppe/results/one" in workplace.steppe("experiment", "logs", "-e", "one")
 
-    # As much again as it takes to learn, wherever it was paused.
+    # Enough further timesteps to learn, wherever it was paused.
     more = {"total_timesteps": paused["timestep"] + 400_000, "stop_at_return": 475}
     words = [word for name, value in more.items() for word in ("--set", f"{name}={value}")]
     assert 'experiment "one" is completed' in workplace.steppe("experiment", "resume", "-e", "one", *words)
@@ -45,7 +45,7 @@ def test_an_experiment_is_started_paused_resumed_downloaded_and_deleted(workplac
     ended = workplace.status("one")
     assert ended["mean_return"] >= 475
     assert ended["timestep"] > paused["timestep"]
-    # It went on where it was: what was measured before is there, and nothing that follows is of an earlier timestep.
+    # It resumed from its checkpoint: the earlier metrics are kept, and all new lines are of later timesteps.
     workplace.steppe("experiment", "download", "-e", "one", "--to", str(tmp_path / "last"))
     before, after = ((folder / "metrics.jsonl").read_text() for folder in (first, tmp_path / "last"))
     assert after.startswith(before)
@@ -55,7 +55,7 @@ def test_an_experiment_is_started_paused_resumed_downloaded_and_deleted(workplac
     workplace.steppe("experiment", "delete", "-e", "one", "--force")
     wait_until(lambda: not workplace.left(), "everything to be gone", seconds=300, pause=1.0)
 
-    # And it has learned what it would have learned without the pause, in as many timesteps.
+    # It has learned the same as a run of as many timesteps without a pause.
     workplace.new("straight", total_timesteps=ended["timestep"])
     workplace.steppe("experiment", "start", "-e", "straight", "-c", "testbed")
     straight = workplace.status("straight")
@@ -89,7 +89,7 @@ def test_each_other_run_mode_learns(workplace: Workplace, mode, fields):
 def test_a_paused_run_with_workers_resumes_its_training(workplace: Workplace, tmp_path):
     workplace.new("crew", run_mode="async", num_workers=2, agent="dqn", total_timesteps=100_000_000)
     workplace.steppe("experiment", "start", "-e", "crew", "-c", "testbed", "--detach")
-    # By then it holds the pole for several times as long as one that knows nothing, also if it swings until it pauses.
+    # At this mean return it holds the pole several times as long as an untrained policy, even if the return then drops.
     wait_until(
         lambda: (workplace.wait_for("crew", "running")["mean_return"] or 0) >= 150,
         "it to learn",
@@ -101,8 +101,8 @@ def test_a_paused_run_with_workers_resumes_its_training(workplace: Workplace, tm
     assert (paused["state"], paused["mean_return"] >= 100) == ("paused", True)
     wait_until(lambda: not workplace.pods_of("worker"), "the workers to end", seconds=300, pause=1.0)
 
-    # Not 475 as above: whose batch comes first is up to the machine, and some runs of dqn swing between 350 and 450 for
-    # as long as they are left to.
+    # Not 475 as above: the order of batches depends on the machine, and some runs of dqn oscillate between 350 and 450
+    # however long they train.
     more = {"total_timesteps": paused["timestep"] + 600_000, "stop_at_return": 400}
     words = [word for name, value in more.items() for word in ("--set", f"{name}={value}")]
     workplace.steppe("experiment", "resume", "-e", "crew", *words)
@@ -111,7 +111,7 @@ def test_a_paused_run_with_workers_resumes_its_training(workplace: Workplace, tm
     assert ended["state"] == "completed"
     assert ended["mean_return"] >= 400
     lines = map(json.loads, (tmp_path / "crew" / "metrics.jsonl").read_text().splitlines())
-    # Hundreds of episodes of one that had to begin anew, and would drop the pole at once.
+    # A run that had started anew would need hundreds of episodes to get there.
     after = next(line for line in lines if line["timestep"] > paused["timestep"] and "mean_return" in line)
     assert after["mean_return"] > 0.5 * paused["mean_return"]
 
@@ -136,7 +136,7 @@ def make(level):
     (workplace.folder / "my_world.py").write_text(source)
     (workplace.folder / "levels").mkdir()
     (workplace.folder / "levels" / "one.txt").write_text("hard")
-    # Noise, so that it does not fit into one ConfigMap even when it is compressed.
+    # Random numbers, which do not compress and so do not fit into one ConfigMap.
     file = made_up(Box((4,)), Discrete(2), episodes=(200,) * 250).save(workplace.folder / "good.safetensors")
     assert file.stat().st_size > 2_000_000
     workplace.new(
@@ -169,7 +169,7 @@ def test_a_simulator_can_run_beside_a_worker(workplace: Workplace):
     workplace.new("beside", environment=environment, total_timesteps=4_000, kubernetes={"sidecars": [simulator]})
     workplace.steppe("experiment", "start", "-e", "beside", "-c", "testbed", "--detach")
     workplace.wait_for("beside", "completed")
-    # A simulator knows no end: whoever sees that the training is over ends it too.
+    # A simulator never ends by itself; the client that sees the end of the training ends it.
     wait_until(lambda: not workplace.pods_of("driver"), "the Pod to end", seconds=300, pause=1.0)
 
 
@@ -184,11 +184,11 @@ def test_two_experiments_do_not_affect_each_other(workplace: Workplace, tmp_path
     assert workplace.status("a")["state"] == "stopped"
     workplace.steppe("experiment", "delete", "-e", "a", "--force")
     wait_until(lambda: not workplace.left("a"), "all of a to be gone", seconds=300, pause=1.0)
-    # The same Pod, in which nothing was begun anew, goes on.
+    # The other experiment continues in the same Pod without a restart.
     timestep = workplace.status("b")["timestep"]
     workplace.wait_for("b", "running", timestep=timestep + 1)
     assert the_pod(workplace, "b") == before == (before[0], 0)
-    # What it has so far can be had while it writes more.
+    # A running experiment can be downloaded.
     workplace.steppe("experiment", "download", "-e", "b", "--to", str(tmp_path / "b"))
     assert json.loads((tmp_path / "b" / "status.json").read_text())["timestep"] > timestep
     assert json.loads((tmp_path / "b" / "metrics.jsonl").read_text().splitlines()[0])["timestep"] > 0
@@ -201,14 +201,14 @@ def test_all_objects_are_deleted_with_the_root(workplace: Workplace):
     kinds = {name.split()[0] for name in workplace.left()}
     assert kinds == {"ConfigMap", "Job", "NetworkPolicy", "PersistentVolumeClaim", "Pod", "Secret", "Service"}
     (root,) = workplace.testbed.objects("configmaps", workplace.namespace, "steppe/experiment=owned")
-    # By hand, and nothing else: the cluster itself removes what belongs to it.
+    # Deleting the root by hand is enough: the cluster deletes the objects that it owns.
     workplace.testbed.kubectl("delete", "configmap", root["metadata"]["name"], "-n", workplace.namespace)
     wait_until(lambda: not workplace.left(), "everything to be gone", seconds=300, pause=1.0)
     assert workplace.status("owned")["state"] == "failed"
 
 
 def test_a_manifest_can_be_applied_by_hand(workplace: Workplace):
-    # More than kubectl would note in an annotation, which is what it does without --server-side.
+    # More than fits into the annotation that kubectl writes without --server-side.
     (workplace.folder / "my_world.py").write_text(f"import gymnasium\n# {300_000 * 'x'}\nmake = gymnasium.make\n")
     environment = {"id": "my_world:make", "settings": {"id": "CartPole-v1"}}
     workplace.new("hand", environment=environment, total_timesteps=4_000)
@@ -227,7 +227,7 @@ def test_a_manifest_can_be_applied_by_hand(workplace: Workplace):
 
 
 def the_pod(workplace: Workplace, experiment: str) -> tuple[str, int]:
-    """(its identity, how often its container was begun anew) of an experiment's only Pod."""
+    """(UID, number of restarts) of an experiment's only Pod."""
     (pod,) = workplace.testbed.objects("pods", workplace.namespace, f"steppe/experiment={experiment}")
     return pod["metadata"]["uid"], sum(each["restartCount"] for each in pod["status"]["containerStatuses"])
 

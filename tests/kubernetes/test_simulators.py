@@ -1,4 +1,4 @@
-"""Simulators beside the Pods of run modes whose workers act; test_runs.py has one beside a driver that acts itself."""
+"""Simulators beside the Pods of run modes with workers; test_runs.py has one beside a driver that acts itself."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from processes import wait_until
 
 ENVIRONMENT = {"type": "remote", "address": "127.0.0.1:5555"}
 SERVE = ("python", "-m", "steppe", "env", "serve", "CartPole-v1", "--port", "5555")
-# Serves for a while, and then takes more than it may.
+# Serves for a while, then exceeds its memory limit.
 GREEDY = """
 import subprocess, sys, time
 server = subprocess.Popen([sys.executable, "-m", "steppe", "env", "serve", "CartPole-v1", "--port", "5555"])
@@ -49,7 +49,7 @@ def test_every_worker_and_the_driver_have_a_simulator(workplace: Workplace, mode
     wait_until(lambda: len(workplace.pods_of("worker")) == 2, "the workers' Pods", seconds=300, pause=1.0)
     for pod in [*workplace.pods_of("driver"), *workplace.pods_of("worker")]:
         assert len(pod["spec"]["containers"]) == 2
-    # A simulator knows no end: the watcher in the background, who sees that the training is over, ends it too.
+    # A simulator never ends by itself; the watcher in the background sees the end of the training and ends it.
     wait_until(
         lambda: not workplace.pods_of("driver") + workplace.pods_of("worker"), "all Pods to end", seconds=300, pause=1.0
     )

@@ -1,4 +1,4 @@
-"""Results in object storage: Pods of the testbed, and an S3 or Google's on this machine."""
+"""Results in object storage: Pods of the testbed with S3 or Google's on this machine."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ pytest.importorskip("fsspec")
 
 @dataclass(frozen=True)
 class Bucket:
-    """Object storage that Pods reach, seen from here."""
+    """Object storage that Pods can reach, as seen from this process."""
 
     pods: dict[str, Any]
-    """What the experiments' `kubernetes` block says."""
+    """The fields of the experiments' `kubernetes` block."""
     kind: str
 
     def objects(self) -> dict[str, bytes]:
-        """Everything in it, by the path below the experiment's own folder."""
+        """All objects, by their paths below the experiment's own folder."""
         files, root = client_of(f"{self.kind}://{BUCKET}/runs")
         return {path.split("/", 3)[3]: files.cat_file(path) for path in files.find(root)}
 
@@ -53,7 +53,7 @@ def bucket(request, workplace: Workplace, tmp_path, monkeypatch) -> Iterator[Buc
 
 
 def in_pods(cloud: Cloud, machine: str, others: dict[str, Any]) -> tuple[dict[str, str], dict[str, Any]]:
-    """What a Secret holds, and how Pods get it, as docs/kubernetes.md has it for each kind of store."""
+    """(content of the Secret, Pod settings that use it), as docs/kubernetes.md describes for each kind of store."""
     if cloud.kind == "s3":
         return cloud.keys, {"env_from_secrets": ["store-keys"], "env": {}}
     key = key_at(Path(cloud.keys[GOOGLE_KEY]), f"http://{machine}:{cloud.port}")
@@ -95,13 +95,13 @@ def test_results_are_stored_in_object_storage(workplace: Workplace, bucket: Buck
 
 
 def test_a_deleted_driver_pod_resumes_from_the_store(workplace: Workplace, bucket: Bucket):
-    # So seldom that the only checkpoint is that of a Pod which is asked to end.
+    # So rarely that the only checkpoint is the one saved when the Pod is asked to end.
     workplace.new("moved", total_timesteps=3_000_000, saver_frequency="3600s", kubernetes=bucket.pods)
     workplace.steppe("experiment", "start", "-e", "moved", "-c", "testbed", "--detach")
     workplace.wait_for("moved", "running", timestep=1)
     (first,) = workplace.pods_of("driver")
     workplace.testbed.kubectl("delete", "pod", first["metadata"]["name"], "-n", workplace.namespace)
-    # It was asked to end, and has saved and stored a checkpoint before it did.
+    # The Pod saved and stored a checkpoint before it ended.
     assert [name for name in bucket.objects() if name.startswith("checkpoints/")]
     status = workplace.wait_for("moved", "completed")
     assert status["timestep"] >= 3_000_000
