@@ -1,4 +1,4 @@
-"""Commands as a user gives them, apart from every credential, cluster and setting of the person who runs the tests."""
+"""Fixtures that run commands without any credentials, clusters or settings of the user who runs the tests."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Answer:
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder on a machine on which nothing is set up."""
+    """An empty folder on a machine without any settings."""
     kept = {"STEPPE_KUBE_TESTBED", "STEPPE_TEST_KUBECONFIG", "KUBE_TESTBED_DIR", "KUBE_TESTBED_CACHE", "STEPPE_CACHE"}
     for name in os.environ:
         if name.startswith(CLOUD_VARIABLES) and name not in kept:
@@ -57,10 +57,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     # No test may reach a real cloud, even by mistake.
     monkeypatch.setenv("STEPPE_GKE_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-    # Also for the commands that a kubeconfig names, which run in any folder.
+    # Also applies to the commands in a kubeconfig, which run in any folder.
     monkeypatch.setenv("PYTHONPATH", str(Path(steppe_package.__file__).resolve().parents[1]))
     monkeypatch.chdir(work)
-    # Providers keep their clients, which belong to another test's cloud.
+    # Providers keep their clients, which would still point to another test's cloud.
     registry.provider.cache_clear()
     return work
 
@@ -101,7 +101,7 @@ def google(monkeypatch: pytest.MonkeyPatch) -> Iterator[GoogleCloud]:
     pytest.importorskip("google.cloud.container_v1", reason="google-cloud-container is not installed")
     from google.auth import credentials
 
-    # With each request the library also asks a fixed address of Google's where the account may work; not a loopback.
+    # The library also asks a fixed address of Google's where the account may work, which is not on loopback.
     boundary = getattr(credentials, "CredentialsWithRegionalAccessBoundary", None)
     if boundary is not None:
         monkeypatch.setattr(boundary, "_is_regional_access_boundary_lookup_required", lambda self: False)
@@ -130,7 +130,7 @@ def project(steppe: Callable[..., Answer], key: Path, here: Path) -> Path:
 
 @pytest.fixture
 def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
-    """A machine with no program but those that are installed on it."""
+    """A machine without programs, except those that a test installs."""
     made = Programs(tmp_path / "bin")
     monkeypatch.setenv("PATH", str(made.folder))
     return made
@@ -144,7 +144,7 @@ def amazon_serving() -> Iterator[AmazonCloud]:
     with pytest.MonkeyPatch.context() as patched:
         # Amazon's own policies, which moto loads only on request.
         patched.setenv("MOTO_IAM_LOAD_MANAGED_POLICIES", "true")
-        # Nobody is to look for a cluster beyond this machine.
+        # No client may look for the metadata server of a cloud machine.
         patched.setattr("moto.eks.models.ENDPOINT_TEMPLATE", "https://127.0.0.1:9")
         cloud = AmazonCloud()
         end = serve_amazon(cloud)
@@ -154,7 +154,7 @@ def amazon_serving() -> Iterator[AmazonCloud]:
 
 @pytest.fixture
 def amazon(amazon_serving: AmazonCloud, monkeypatch: pytest.MonkeyPatch) -> AmazonCloud:
-    """Amazon's cloud, with nothing in it, for somebody who is signed in."""
+    """Amazon's cloud without any objects, and a user who is signed in."""
     import requests
 
     requests.post(f"{amazon_serving.url}/moto-api/reset", timeout=30)

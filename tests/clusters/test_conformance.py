@@ -19,12 +19,12 @@ Steppe = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Place:
-    """A provider that is ready to be used."""
+    """A provider that is ready for use."""
 
     name: str
     words: tuple[str, ...]
     existing: Callable[[], list[str]]
-    """The names of the clusters that there are."""
+    """The names of the existing clusters."""
     is_deletable: bool = True
 
 

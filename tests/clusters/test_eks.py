@@ -72,7 +72,7 @@ def test_dry_run_prints_what_is_sent_and_makes_nothing(steppe: Steppe, amazon: A
 
     paths = ("/clusters", "/clusters/first/node-groups", "/clusters/first/addons")
     for (_, body), path in zip(shown[-3:], paths, strict=True):
-        # The cluster's own name stands in the path, and a token against repetition is added by the library.
+        # The path has the cluster's own name, and the library adds an idempotency token.
         expected = {key: value for key, value in body.items() if key != "clusterName"}
         sent = {key: value for key, value in same(amazon.sent(path)).items() if key != "clientRequestToken"}
         assert sent == expected
@@ -111,13 +111,13 @@ def test_shared_gpus_are_a_setting_of_the_nodes(steppe: Steppe, amazon: AmazonCl
     (template,) = templates(client)
     nodes = amazon.sent("/clusters/first/node-groups")
     assert nodes["launchTemplate"] == {"name": template}
-    # Amazon refuses a node group that says the size of its disk beside a template.
+    # Amazon refuses a node group with both a disk size and a launch template.
     assert "diskSize" not in nodes
     asked = client("ec2").describe_launch_template_versions(LaunchTemplateName=template, Versions=["$Latest"])
     data = asked["LaunchTemplateVersions"][0]["LaunchTemplateData"]
     sharing = tomllib.loads(base64.b64decode(data["UserData"]).decode())["settings"]["kubelet-device-plugins"]["nvidia"]
     assert sharing["device-sharing-strategy"] == "time-slicing"
-    # Under their usual name, so that the same manifest asks for a part as for a whole one.
+    # Parts keep the usual resource name, so the same manifest requests a part or a whole GPU.
     assert (sharing["time-slicing"]["replicas"], sharing["time-slicing"]["rename-by-default"]) == (4, False)
     assert data["BlockDeviceMappings"][0]["Ebs"]["VolumeSize"] == 50
     assert steppe("cluster", "delete", "-c", "first", "--yes", "--force").code == 0

@@ -21,7 +21,7 @@ SMALL = ("-f", "small_cluster", "-n", "first", "--provider", "gke")
 
 
 def posted(cloud: GoogleCloud) -> dict[str, Any]:
-    """The one cluster that was asked for."""
+    """The body of the only request that made a cluster."""
     (body,) = [body for method, _, body in cloud.asked if method == "POST"]
     return body["cluster"]
 
@@ -243,7 +243,7 @@ def test_a_namesake_of_the_cluster_that_was_made_is_not_deleted(
 def test_making_a_cluster_does_not_resume_with_a_namesake(steppe: Steppe, project: Path, google: GoogleCloud) -> None:
     google.failure = "no"
     assert steppe("cluster", "create", *SMALL).code == 1
-    # The unfinished cluster was removed in the console, and somebody took its name.
+    # The unfinished cluster was removed in the console, and another one has its name now.
     google.clusters["cloud-7", "europe-west1-b", "first"] = {"name": "first", "status": "RUNNING"}
     answer = steppe("cluster", "create", *SMALL)
     assert answer.code == 1

@@ -48,7 +48,7 @@ def test_a_project_that_exists_is_linked_and_keeps_its_files(steppe: Steppe, her
     assert config.read_text() == "{}"
     assert json.loads(Path("steppe.json").read_text())["name"] == "mine"
     assert linked(here) == CloudLink("cloud-8", str(key))
-    # And again, to another one, without a key.
+    # Linking again, to another project without a key.
     assert steppe("init", "-r", "cloud-9").code == 0
     assert linked(here) == CloudLink("cloud-9", None)
 

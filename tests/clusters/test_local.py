@@ -135,7 +135,7 @@ def test_a_cluster_that_is_half_made_keeps_the_experiment_it_is_made_for(program
     spec = ClusterSpec(provider="kind", num_nodes=1)
     begun = lifecycle.plan(spec, "here", made_for="/runs/first")
     registry.write(begun)
-    # The second start resumes, and still knows the owner of the cluster.
+    # The second start resumes, and still knows to which experiment the cluster belongs.
     lifecycle.ensure("here", spec, lambda line: None, made_for="/runs/first")
     assert (registry.read("here").state, registry.read("here").made_for) == ("ready", "/runs/first")
     lifecycle.ensure("here", spec, lambda line: None, made_for="/runs/second")

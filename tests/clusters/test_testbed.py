@@ -37,7 +37,7 @@ def register(steppe: Steppe, kubeconfig: Path, namespace: str, *words: str) -> N
 
 
 def own_source() -> tuple[str, ...]:
-    """Settings by which a Pod runs this very Steppe and Python of the machine, without an image of them."""
+    """Pod settings that run this source with this machine's Python, without an image of them."""
     values = mounted_source()
     values |= {"driver": {"cpus": 0.1, "memory": 0.5}, "storage": 0.1}
     return tuple(word for key, value in values.items() for word in ("--set", f"kubernetes.{key}={json.dumps(value)}"))
@@ -180,7 +180,7 @@ def test_deleting_a_cloud_cluster_deletes_its_disks(
     """The fake of Google's cloud presents the testbed as its cluster; an administrator's token opens it."""
     if not testbed.is_ours:
         pytest.skip("nothing is emptied but the testbed")
-    # Experiments of other tests that run there now are none of this one's.
+    # Running experiments of other tests are hidden from this one.
     monkeypatch.setattr(naming, "MANAGER", namespace)
     testbed.kubectl("create", "serviceaccount", "admin", "-n", namespace)
     binding = f"{namespace}-admin"

@@ -17,7 +17,7 @@ __all__ = ["namespace", "testbed"]
 
 HERE = Path(__file__).parent
 MINUTES = float(os.environ.get("STEPPE_TEST_MINUTES") or "inf")
-"""How many minutes after the start of the session a test on the cluster may still begin; `.ci/run` sets it."""
+"""How many minutes after the start of the session a test on the cluster may still begin: 30 in `.ci/run`."""
 BEGUN = time.monotonic()
 FIRST = ("test_runs.py", "test_faults.py")
 """The modules that run first, since tests are skipped once the time is over."""

@@ -20,7 +20,7 @@ CloudOf = Callable[[str], Cloud]
 
 @pytest.fixture(scope="session")
 def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CloudOf]:
-    """Object storage of one kind or another, each started once."""
+    """Starts object storage of a kind, each kind once."""
     clouds: dict[str, Cloud] = {}
     with contextlib.ExitStack() as stack:
 
@@ -34,7 +34,7 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CloudOf]:
 
 @pytest.fixture
 def signed_in(started: CloudOf, monkeypatch: pytest.MonkeyPatch) -> CloudOf:
-    """The same, as this process's variables have it."""
+    """Starts object storage of a kind, and sets the variables with its address and credentials in this process."""
 
     def sign_in(kind: str) -> Cloud:
         cloud = started(kind)
@@ -55,13 +55,13 @@ def cloud(request: pytest.FixtureRequest, signed_in: CloudOf) -> Cloud:
 
 @pytest.fixture
 def remote(cloud: Cloud) -> str:
-    """The URL of a new place on it."""
+    """The URL of an unused place in it."""
     return cloud.place()
 
 
 @pytest.fixture(params=["memory", *KINDS])
 def place(request: pytest.FixtureRequest) -> str:
-    """The URL of a new place in every kind of storage."""
+    """The URL of an unused place in each kind of storage."""
     if request.param == "memory":
         pytest.importorskip("fsspec")
         return f"memory://{uuid4().hex}/run"
@@ -70,7 +70,7 @@ def place(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def planned(tmp_path: Path) -> Planned:
-    """A plan with other fields of the experiment, and of the cluster if `cluster` is given."""
+    """Makes a plan from fields of the experiment, and of the cluster if `cluster` is given."""
 
     def plan(
         cluster: dict[str, Any] | None = None,
@@ -94,7 +94,7 @@ def planned(tmp_path: Path) -> Planned:
 
 @pytest.fixture
 def packed(tmp_path: Path) -> Callable[[str, bytes], Packed]:
-    """A file of that name and content, ready to go along."""
+    """Packs a file of that name and content as one that goes along."""
 
     def ready(name: str, content: bytes) -> Packed:
         (tmp_path / "content").write_bytes(content)

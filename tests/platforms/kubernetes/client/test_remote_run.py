@@ -26,7 +26,7 @@ RUN = "steppe-first-12345678"
 
 
 def cluster_of(engine: str, objects: list[Json], said: Json | KubeError | None = None, pods: Json | None = None) -> Any:
-    """A cluster with the root and the Secret of one run beside `objects`; its Pods answer with `said`."""
+    """A cluster with the root and the Secret of one run and other objects; its Pods answer with `said`."""
     spec = {"name": "first", "environment": "CartPole-v1", "agent": "ppo", "kubernetes": pods or {}}
     root = {"metadata": {"name": RUN, "annotations": {naming.ENGINE: engine}}, "kind": "ConfigMap"}
     root["data"] = {"experiment.json": json.dumps(spec)}
@@ -120,7 +120,7 @@ def test_a_starting_driver_is_not_reported_as_silent(seconds, why):
 
 
 def ending(seconds: float, number: int = 0) -> Json:
-    """A driver's Pod that was to have ended so long ago, and which its node has not let go."""
+    """A driver's Pod that should have ended so many seconds ago, but still exists on its node."""
     left = pod("driver", number)
     limit = datetime.fromtimestamp(time.time() - seconds, UTC)
     left["metadata"]["deletionTimestamp"] = f"{limit:%Y-%m-%dT%H:%M:%SZ}"
@@ -134,7 +134,7 @@ def test_a_driver_on_a_lost_node_is_reported_with_the_kubectl_command():
         f"kubectl delete pod {RUN}-driver-0 --namespace space --force"
     )
     assert look(cluster_of("jobs", [ending(60.0), *JOBS])).phase == said
-    # Its disk may keep another from starting.
+    # Another driver may be unable to start while it holds the disk.
     waiting = pod("driver", 1, {"waiting": {"reason": "ContainerCreating"}})
     assert look(cluster_of("jobs", [ending(60.0), waiting, *JOBS])).phase == said
 
@@ -155,7 +155,7 @@ NO_ROOM = {
 
 
 def answer(**joined: tuple[int, int, int]) -> Json:
-    """What a driver says that has so many servers and workers: here, wanted, and at most until now."""
+    """The status of a driver with so many servers and workers: connected, wanted, and the most so far."""
     told = {kind: dict(zip(("here", "wanted", "most"), each, strict=True)) for kind, each in joined.items()}
     return {"status": {"state": "starting", "phase": "compiling"}, "is_over": False, "joined": told}
 
@@ -212,7 +212,7 @@ def test_workers_that_have_given_up_are_trouble():
     gone = ended_job("Complete", role="worker")
     health = look(cluster_of("jobs", [pod("driver"), JOBS[0], gone], said=answer(worker=(0, 2, 1))))
     assert health.trouble == f"the Pods of Job {RUN}-worker have given up waiting for the driver; stop and resume it"
-    # They end too when the driver says that it is over, which another Pod of it may have to say again.
+    # They also end well when the driver reports the end of the run, which its next Pod may have to report again.
     assert look(cluster_of("jobs", [JOBS[0], gone])).trouble == ""
 
 
@@ -225,7 +225,7 @@ def test_workers_that_have_given_up_are_no_trouble_while_another_job_trains(kind
     assert health.phase.startswith("6 of 7 workers are ready: ")
     assert f"Job {RUN}-worker-2 " in health.phase
     assert health.trouble == ""
-    # Also while the driver is being replaced.
+    # Nor is it trouble while the driver is being replaced.
     assert look(cluster_of("jobs", [*server.objects.values()])).trouble == ""
     # Before the training has begun, they are needed.
     server.answers = answering(answer(worker=(0, 7, 0)))
@@ -339,7 +339,7 @@ def test_a_reader_shows_the_files_if_no_driver_will(monkeypatch, engine):
         yield "reader"
 
     monkeypatch.setattr(RemoteRun, "_reader", reader)
-    # The second has ended, and a simulator beside it keeps its Job from being complete.
+    # In the second case a simulator beside the ended driver keeps its Job from being complete.
     for objects in (
         [],
         [ended_driver(), *JOBS, ray_job()],
@@ -403,7 +403,7 @@ def test_an_ended_simulator_is_reported_while_its_driver_runs():
     health = look(cluster_of("jobs", [beside(pod("driver"), **OUT_OF_MEMORY), *JOBS], door))
     assert health.is_alive
     assert 'the container "world" beside' in health.phase
-    # It is for the driver to give up.
+    # Only the driver decides whether to give up.
     assert health.trouble == ""
 
 
@@ -440,7 +440,7 @@ def test_waiting_until_a_thousand_pods_are_gone_lists_one_of_them():
 
 
 def test_an_empty_page_does_not_mean_that_all_pods_are_gone(monkeypatch):
-    # A server may look at some objects only, and say that there are more.
+    # A server may return an empty page and announce more.
     server = cluster_of("jobs", [*THOUSAND])
     everything = server.listed
     monkeypatch.setattr(server, "listed", lambda *words, limit=0: [] if limit else everything(*words))
@@ -471,7 +471,7 @@ def test_an_image_without_rays_dashboard_is_named():
         ("SUCCEEDED", "completed", False, ""),
         ("SUCCEEDED", "paused", False, ""),
         ("FAILED", "failed", False, "RayJob steppe-first-12345678 has ended: out of luck"),
-        # The driver was lost before it could write down an end.
+        # The driver was lost before it could write its end.
         ("FAILED", "running", False, "RayJob steppe-first-12345678 has ended: out of luck"),
     ],
 )

@@ -27,7 +27,7 @@ WHOLE = bytes(range(256)) * 100
 
 
 class Pods:
-    """Pods that show files; each ends when it has sent `life` bytes."""
+    """Pods that show files; each ends after it has sent `life` bytes."""
 
     def __init__(self, files: dict[str, bytes], life: int = 1_000_000) -> None:
         self.files, self.life = files, life
@@ -35,7 +35,7 @@ class Pods:
         self.ended: list[str] = []
         self.is_away = False
         self.closed: KubeError | None = None
-        """The error that keeps any other Pod from showing the files."""
+        """The error that prevents another Pod from showing the files."""
 
     @contextlib.contextmanager
     def open_source(self) -> Iterator[str]:
@@ -95,7 +95,7 @@ def test_a_download_continues_over_many_readers(tmp_path: Path):
     pods = Pods({"log.txt": b"all", "policy/weights": WHOLE, "report.html": b"x" * 900}, life=1_000)
     assert fetched(pods, tmp_path) == pods.files
     assert len(pods.left) == 27
-    # All of them were closed.
+    # Every Pod was closed.
     assert pods.ended == list(pods.left)
 
 
@@ -113,7 +113,7 @@ def test_a_file_that_never_arrives_is_given_up(tmp_path: Path):
 
 
 def losing_its_pod(pods: Pods, monkeypatch: pytest.MonkeyPatch, why: KubeError, seconds: float) -> ResultFiles:
-    """A download whose Pod is gone, with the reason `why` there is no other for so many seconds."""
+    """A download whose Pod is gone; for so many seconds there is no other, for the reason `why`."""
     now = 1000.0
 
     def pause(time: float) -> None:
@@ -191,7 +191,7 @@ def test_a_replaced_file_is_listed_again_alone(tmp_path: Path):
         files._request = after_each_request(pods, lambda: pods.files.update({"status.json": newer()}), asked)
 
         def newer() -> bytes:
-            # It changes with each of the first requests, and then no more.
+            # The file changes with each of the first requests and then stays the same.
             return str(min(len(asked), 15)).encode()
 
         copies = download(files, tmp_path, lambda path: path == "status.json", force=False)
@@ -211,7 +211,7 @@ def test_a_file_that_changes_all_the_time_is_an_error(tmp_path: Path):
 def after_each_request(
     pods: Pods, change: Callable[[], None], asked: list[str] | None = None
 ) -> Callable[..., KubeAnswer]:
-    """The requests of the Pods, with a change after each answer."""
+    """A request function that calls `change` after each answer."""
     ask = pods.ask
 
     def asking(pod: str, path: str, **more: Any) -> KubeAnswer:

@@ -16,7 +16,7 @@ POD = {"metadata": {"name": "driver"}}
 
 @pytest.fixture
 def client_of(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A client of Pods that give this answer, on a cluster that gets no other requests."""
+    """Makes a client whose Pods give this answer."""
 
     def answering(answer: KubeAnswer) -> StatusClient:
         kube = Kube("none", None, "space", "lab")

@@ -97,7 +97,7 @@ def test_the_trial_claims_a_disk_if_results_are_kept_on_one():
 
 
 def unreachable(error: KubeError) -> tuple[MemoryKube, list[str]]:
-    """A cluster whose API server does not reach its Pods, with the requests; its Pods end after two of them."""
+    """A cluster whose API server does not reach its Pods, which end after two requests; with the list of requests."""
     kube, asked = MemoryKube(), []
 
     def refuse(pod: str, path: str, **_: Any) -> KubeAnswer:

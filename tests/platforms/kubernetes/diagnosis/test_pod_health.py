@@ -139,7 +139,7 @@ def test_out_of_memory_of_a_reader_names_no_field():
         ("driver", "ErrImagePull", PATIENT_SECONDS),
         ("driver", "ImagePullBackOff", PATIENT_SECONDS),
         ("worker", "ImagePullBackOff", PATIENT_SECONDS),
-        # These do not depend on a registry.
+        # These reasons do not depend on a registry.
         ("driver", "InvalidImageName", SURE_SECONDS),
         ("driver", "ErrImageNeverPull", SURE_SECONDS),
     ],

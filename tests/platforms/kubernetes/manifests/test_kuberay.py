@@ -21,7 +21,7 @@ from steppe.platforms.kubernetes.pod import roles
 from steppe.runners import pods
 
 MODES = ("single", "multi-threaded", "async")
-# As KubeRay's API names them; a field that it does not know is dropped without a word.
+# The fields as KubeRay's API names them; it silently drops unknown ones.
 SPEC_FIELDS = {"submissionMode", "entrypoint", "shutdownAfterJobFinishes", "backoffLimit", "rayClusterSpec"}
 CLUSTER_FIELDS = {"rayVersion", "authOptions", "headGroupSpec", "workerGroupSpecs"}
 GROUP_FIELDS = {"groupName", "replicas", "minReplicas", "maxReplicas", "rayStartParams", "template"}
@@ -109,7 +109,7 @@ def test_the_fake_operator_refuses_the_same_mistakes_as_kuberay(ray_planned, cha
 
 
 def closed(schema):
-    """The same schema, in which an unknown field is an error instead of being dropped."""
+    """The same schema, in which an unknown field is an error."""
     if isinstance(schema, list):
         return [closed(each) for each in schema]
     if not isinstance(schema, dict):
@@ -254,7 +254,7 @@ def test_ray_accepts_its_start_parameters(ray_planned):
     plan = ray_planned(ray={"gpus_per_worker": 0.5})
     parsed = []
     for group in groups_of(plan):
-        # As KubeRay puts it together, read by a shell.
+        # The command as KubeRay assembles it, read by a shell.
         line = " ".join(
             f"--{name}" if value == "true" and name != "include-dashboard" else f"--{name}={value}"
             for name, value in group["rayStartParams"].items()
@@ -357,7 +357,7 @@ def test_the_training_is_saved_before_ray_is_ended(drive, tmp_path):
     assert roles.main(["hand-over"]) == 0
     assert saved.read_text() == "all"
     assert json.loads((tmp_path / "last-words").read_text())["is_over"] is False
-    # KubeRay would take its end for a failure: it waits to be ended with Ray.
+    # KubeRay would count its end as a failure, so it waits to be ended with Ray.
     with pytest.raises(subprocess.TimeoutExpired):
         driver.wait(1)
 

@@ -313,7 +313,7 @@ def test_large_files_go_in_pieces_to_all_pods_that_learn(planned, packed, mode, 
         container = spec["containers"][0]
         assert ("STEPPE_CARRIED" in variables_of(container)) == (job["metadata"]["labels"]["steppe/role"] in found)
     assert found == roles
-    # As a Pod sees them.
+    # The files as a Pod sees them.
     for name in sources:
         for key, part in maps[name].items():
             (tmp_path / key).write_bytes(base64.b64decode(part))

@@ -1,4 +1,4 @@
-"""Those who work for a driver: one that hangs before it has joined, a Ray that cannot join, a driver that is gone."""
+"""Pods that work for a driver: a worker that hangs before it has joined, a Ray that cannot join, a missing driver."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def make():
 
 @pytest.fixture
 def worker(tmp_path, monkeypatch):
-    """Begins a worker with an environment of that module."""
+    """Starts a worker with an environment of that module."""
     (tmp_path / "tokens").mkdir()
     (tmp_path / "tokens" / "learner").write_text("secret-of-the-learner")
     monkeypatch.setattr(roles, "TOKENS", str(tmp_path / "tokens"))
@@ -132,6 +132,6 @@ def test_a_silent_driver_is_waited_for_until_a_day_has_passed(serve, monkeypatch
     set_clock(monkeypatch, monotonic=lambda: now[0], sleep=sleep)
     assert serve(lambda rays: OVER if now[0] > 60_000.0 else None) == 0
     assert "the driver at 127.0.0.1:8470 has not answered for 1200 s\n" in capfd.readouterr().out
-    # A restarted Pod would wait again, for ever.
+    # A restarted Pod would wait again, without end.
     assert serve(lambda rays: None) == 0
     assert capfd.readouterr().out.endswith("has not answered for a day: it is over\n")

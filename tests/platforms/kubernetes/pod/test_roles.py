@@ -62,9 +62,9 @@ BEGIN = "status.write_text(json.dumps({'state': 'running', 'started': 2.0}))\n"
     ("training", "exit_code"),
     [
         (BEGIN + "sys.exit(7)", REPLACED),
-        # It may never get further: Kubernetes is to count how often.
+        # It has not begun and might never get further, so Kubernetes must count the restarts.
         ("sys.exit(7)", roles.DIED),
-        # It has waited for another Pod, and counts as nothing.
+        # It has waited for another Pod, which does not count as a failure.
         (f"sys.exit({ELSEWHERE})", REPLACED),
         (BEGIN + "sys.exit(3)", FAILED_FOR_GOOD),
         (BEGIN + "sys.exit(0)", 0),
@@ -86,7 +86,7 @@ def test_a_run_is_finishing_while_it_writes_its_report(
 ) -> None:
     write_status(tmp_path, state="paused", started=1.0, finished=1.5)
     made = driver(f"status.write_text(json.dumps({{'state': {ended!r}, 'started': 2.0, 'finished': 3.0}}))")
-    # That of an earlier start is no end of this one.
+    # The status of an earlier start does not mean that this start has ended.
     assert made._facts()["status"]["state"] == "paused"
     assert made._train() == 0
     seen = made._facts()
@@ -100,7 +100,7 @@ def test_a_run_is_finishing_while_it_writes_its_report(
     [
         ({"worker": {"here": 2, "wanted": 2, "most": 2}}, roles.LINGER_SECONDS),
         ({"worker": {"here": 1, "wanted": 2, "most": 2}}, roles.LINGER_FOR_MISSING_SECONDS),
-        # It ended before anybody could come.
+        # It ended before any worker had joined.
         (None, roles.LINGER_FOR_MISSING_SECONDS),
     ],
 )

@@ -120,14 +120,14 @@ def test_a_driver_reports_who_has_joined_its_current_training(tmp_path, monkeypa
     driver._joined_file.write_text(json.dumps(told))
     assert driver._facts()["joined"] == told
     assert driver._environment()[pods.JOINED_FILE_VARIABLE] == str(driver._joined_file)
-    # Another training has to hear of them itself.
+    # A new training starts without members.
     assert driver._train() == 0
     assert driver._facts()["joined"] == {}
 
 
 @contextlib.contextmanager
 def half_requests(port, count, sent=b"GET /status HTTP/1.1\r\nHost: x\r\n"):
-    """So many connections that have sent a part of a request; those that were cut meanwhile too."""
+    """Yields `count` connections that have each sent a part of a request, including those that are cut meanwhile."""
     with contextlib.ExitStack() as stack:
         connections = []
         for _ in range(count):
@@ -137,7 +137,7 @@ def half_requests(port, count, sent=b"GET /status HTTP/1.1\r\nHost: x\r\n"):
 
 
 def ended(connection):
-    """Whether the other side has closed a connection, waiting as long as its timeout for that."""
+    """Whether the other side has closed a connection within the connection's timeout."""
     try:
         return connection.recv(1) == b""
     except ConnectionResetError:
@@ -152,7 +152,7 @@ def test_incomplete_requests_take_no_threads_and_block_nobody(folder):
             assert ask("/status")[0] == 200
             assert threading.active_count() == before
             assert before < 40
-            # The oldest made room for others.
+            # The oldest was cut to make room.
             assert ended(connections[0])
             connections[-1].sendall(f"{TOKEN_HEADER}: {TOKEN}\r\n\r\n".encode())
             assert connections[-1].recv(12) == b"HTTP/1.1 200"
@@ -169,7 +169,7 @@ def test_a_slow_request_is_dropped_at_its_deadline(folder):
             connection.settimeout(0.1)
             deadline = time.monotonic() + 60
             is_cut = False
-            # Each byte comes sooner than a second after the last one.
+            # Each byte arrives less than a second after the one before.
             while not is_cut and time.monotonic() < deadline:
                 try:
                     connection.sendall(b"x")
@@ -235,7 +235,7 @@ def test_an_empty_token_is_invalid_without_workers(folder):
 
 
 def test_the_server_can_close_while_a_client_connects(folder):
-    """The client wakes the server's thread, which then notices the end before it is told."""
+    """The connection wakes the server's thread, which then ends before `close` has woken it."""
     server = StatusServer(folder, TOKEN, dict, takes_requests=False)
     port = server.open(0, "127.0.0.1")
     inner, waker = server._server, server._server._waker

@@ -27,7 +27,7 @@ PART = 1 << 20
 @pytest.fixture
 def cloud(signed_in, monkeypatch) -> Cloud:
     monkeypatch.setattr(object_store, "FIRST_PAUSE", 0.0)
-    # Nobody is asked whether this machine is one of Google's.
+    # Otherwise the client would ask the metadata server of Google's machines.
     monkeypatch.setenv("NO_GCE_CHECK", "true")
     return signed_in("gs")
 
@@ -86,7 +86,7 @@ def test_temporary_errors_are_retried(google, url, code):
 
 @pytest.mark.faults
 def test_syncing_works_with_one_write_a_second(google, url, tmp_path, monkeypatch):
-    """As Google has it for each name: the index is written twice or more for each change."""
+    """Google allows one write a second of each object, and the index is written at least twice for each change."""
     monkeypatch.setattr(result_sync, "SILENT_SECONDS", 0.0)
     google.seconds_between_writes = 1.0
     folder = tmp_path / "run"
@@ -103,7 +103,7 @@ def test_syncing_works_with_one_write_a_second(google, url, tmp_path, monkeypatc
 def test_an_interrupted_upload_resumes(google, url, monkeypatch):
     monkeypatch.setattr(object_store, "BLOCK", PART)
     data = os.urandom(3 * PART + 4567)
-    # In the first part before anything could be kept, in the second in its middle, and in the last.
+    # In the first part before any byte is kept, in the middle of the second, and in the last.
     google.cuts.extend([1000, PART, PART // 2 + 1000, PART, 77])
     upload(url, data)
     assert held(google, url) == data
@@ -155,7 +155,7 @@ def test_a_large_object_is_fetched_in_parts(google, url, tmp_path, monkeypatch):
 
 
 def refusal(url: str) -> str:
-    """The error of a write, which is final and comes at once."""
+    """The message of a write's error, which is final and comes at once."""
     with pytest.raises(StoreError) as raised:
         ObjectStore(url).write("a", b"x")
     assert raised.value.is_final
@@ -204,7 +204,7 @@ def test_an_invalid_key_file_is_an_error(url, tmp_path, monkeypatch, text):
 
 
 def test_a_revoked_key_is_an_error(cloud, url, tmp_path, monkeypatch):
-    """Another key of the same account: Google knows it no more."""
+    """A key that Google does not know, of the same account."""
     key = write_key(tmp_path / "key.json", f"http://127.0.0.1:{cloud.port}")
     monkeypatch.setenv(GOOGLE_KEY, str(key))
     assert "not accepted (invalid_grant: Invalid JWT Signature); mount a Secret" in refusal(url)
@@ -215,7 +215,7 @@ def test_an_error_without_a_key_explains_what_to_mount(url, tmp_path, monkeypatc
     monkeypatch.setenv("HOME", str(tmp_path))
     with pytest.raises(StoreError, match=rf"kubernetes\.volume_mounts, and .*{GOOGLE_KEY}") as raised:
         ObjectStore(url)
-    # A new Pod may have to wait a moment for the identity of its cloud.
+    # Not final, since a new Pod may have to wait a moment for its cloud identity.
     assert not raised.value.is_final
 
 
@@ -251,7 +251,7 @@ def test_permanent_errors_are_reported_without_tracebacks(google, url, caplog, c
     google.refusals.extend([503] * 100)
     with caplog.at_level(logging.WARNING), pytest.raises(StoreError, match=r"cannot write .*: We encountered"):
         ObjectStore(url).write("a", b"x")
-    # gcsfs has tried six times, for half a minute: that is enough.
+    # gcsfs has retried for half a minute, in six attempts; no further attempts are made.
     assert len(google.refusals) == 94
     assert caplog.records == []
     assert "Traceback" not in capfd.readouterr().err

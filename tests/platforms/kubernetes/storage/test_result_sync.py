@@ -37,7 +37,7 @@ SMALLEST_PART = 5 << 20
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    """Nobody is waited for, as if a minute had gone by, and nothing is tried a second time."""
+    """Removes all waiting: another writer counts as gone at once, and retries follow without a pause."""
     monkeypatch.setattr(result_sync, "SILENT_SECONDS", 0.0)
     monkeypatch.setattr(result_sync, "LOOK_SECONDS", 0.01)
     monkeypatch.setattr(sync_thread, "LOOK_SECONDS", 0.01)
@@ -132,7 +132,7 @@ class Killed(BaseException):
 
 
 def kill_at(sync: ResultSync, moment: int, monkeypatch, *, after: bool) -> None:
-    """Has the writer end at its n-th change of the store, before it is made or after."""
+    """Kills the writer at its n-th change of the store, before or after the change."""
     count = 0
     for name in ("write", "upload", "remove"):
         original = getattr(sync.store, name)
@@ -183,7 +183,7 @@ def test_a_writer_killed_at_any_moment_leaves_a_run_that_can_resume(url, tmp_pat
         assert newest.timestep >= max(said, noted)
         if 30 in (said, noted):
             assert (found / "policy" / "policy.safetensors").read_bytes() == bytes([30]) * 5000
-        # And the next one puts everything in order.
+        # The next sync repairs the rest.
         train(found, 40)
         again.settle()
         assert stored(place) == contents(found)
@@ -373,7 +373,7 @@ def test_an_unreachable_store_is_waited_for(cloud, remote, tmp_path, monkeypatch
     ending = threading.Thread(target=thread.finish)
     ending.start()
     ending.join(3)
-    # It is not over as long as the results are not there.
+    # The run is not over before its results are stored.
     assert ending.is_alive()
     assert thread.phase == f"storing the results in {remote}"
     gate.open()
@@ -431,7 +431,7 @@ def test_the_thread_ends_the_training_if_another_pod_writes(url, tmp_path):
     ],
 )
 def test_an_unusable_store_is_an_error_before_the_training(cloud, tmp_path, monkeypatch, bucket, has_keys, sentence):
-    # Nobody is asked whether this machine is one of the cloud's.
+    # Otherwise the client would ask the cloud's metadata server.
     at({"AWS_EC2_METADATA_DISABLED": "true", "NO_GCE_CHECK": "true", "HOME": str(tmp_path)}, monkeypatch)
     for name in () if has_keys else cloud.keys:
         monkeypatch.delenv(name)
@@ -440,7 +440,7 @@ def test_an_unusable_store_is_an_error_before_the_training(cloud, tmp_path, monk
 
 
 def test_a_missing_package_is_named_with_its_extra(monkeypatch):
-    # As if it had never been imported, and could not be.
+    # s3fs was never imported and cannot be.
     monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, "s3", raising=False)
     monkeypatch.setitem(sys.modules, "s3fs", None)
     with pytest.raises(MissingExtra, match=r'pip install "steppe\[storage\]"'):
@@ -483,7 +483,7 @@ CHANGES = st.one_of(
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(changes=st.lists(CHANGES, max_size=25))
 def test_the_copy_is_the_folder_after_any_changes(changes, tmp_path, monkeypatch):
-    """Files change at will; the store fails, and writers are killed and replaced, at any of their steps."""
+    """Files change at random; the store fails, and writers are killed and replaced, at any step."""
     url, folder = f"memory://{uuid4().hex}/run", tmp_path / uuid4().hex
     in_blocks_of(16, monkeypatch)
     sync = new_sync(url, folder)
@@ -511,7 +511,7 @@ def test_the_copy_is_the_folder_after_any_changes(changes, tmp_path, monkeypatch
     assert stored(url) == contents(folder)
     other = tmp_path / uuid4().hex
     new_sync(url, other)
-    # Without a status there is nothing to go on from.
+    # A run without a status cannot resume, so nothing is fetched.
     assert contents(other) == (contents(folder) if (folder / "status.json").exists() else {})
     for each in (folder, other):
         shutil.rmtree(each)

@@ -117,7 +117,7 @@ def url(place, monkeypatch):
 
 @pytest.fixture
 def sync(url, tmp_path):
-    """A run that is stored."""
+    """The sync of a stored run."""
     run = tmp_path / "run"
     (run / "policy").mkdir(parents=True)
     (run / "status.json").write_text('{"state": "completed", "timestep": 5}')
@@ -164,7 +164,7 @@ def test_a_reader_shows_changed_files(sync, ask):
 
 
 def test_a_reader_shows_the_versions_that_a_killed_writer_has_stored(sync, ask):
-    """An object that was announced may be the old one, the new one, or not there."""
+    """After a kill an announced object may be the old version, the new one, or missing."""
     index = sync.store.read_index()
     new = b"another\n"
     entry = type(index.files["log.txt"])(len(new), hashlib.sha256(new).hexdigest())
@@ -192,7 +192,7 @@ def test_a_reader_answers_without_its_store(tmp_path):
 
 
 def test_a_run_is_not_over_before_it_is_stored(sync, url, tmp_path, monkeypatch):
-    # It does not look meanwhile, and find that there is no trouble.
+    # The thread must not sync meanwhile, which would clear its trouble.
     monkeypatch.setattr(sync_thread, "LOOK_SECONDS", 3600.0)
     run = StoredRun(url, tmp_path / "again", "next", lambda: None)
     assert run.begin()
