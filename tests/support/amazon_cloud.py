@@ -1,4 +1,4 @@
-"""Amazon's cloud on loopback: moto's server, with the add-ons of EKS, which moto has not got, in front of it."""
+"""Amazon's cloud on loopback: moto's server, behind a fake of the add-ons of EKS, which moto does not have."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ ADDONS = re.compile(r"/clusters/(?P<cluster>[^/]+)/addons(?:/(?P<addon>[^/]+))?"
 
 @dataclass
 class AmazonCloud:
-    """The requests to EKS, and those that it refuses."""
+    """A fake of the add-ons of EKS, which records the requests to EKS and can refuse them."""
 
     asked: list[tuple[str, str, Any]] = field(default_factory=list)
     """(method, path, body) of each request to EKS, in order."""
     addons: dict[str, dict[str, Any]] = field(default_factory=dict)
     """The add-on of each cluster."""
     refusals: dict[tuple[str, str], tuple[int, str, str]] = field(default_factory=dict)
-    """(method, path) -> (HTTP code, kind, message) of the error that it gets."""
+    """(method, path) -> (HTTP code, kind, message) of the error that answers such a request."""
     url: str = ""
 
     def sent(self, path: str) -> Any:
-        """The body of the one request that made the object at `path`."""
+        """The body of the only request that made the object at `path`."""
         (body,) = [body for method, where, body in self.asked if (method, where) == ("POST", path)]
         return body
 

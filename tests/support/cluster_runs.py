@@ -1,4 +1,4 @@
-"""Experiments on the testbed: a project, its cluster, and the commands a user gives."""
+"""Experiments on the testbed: a project, its cluster, and commands as a user gives them."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from kube_testbed import BASE, ROOT, Testbed
 from processes import wait_until
 
 SECONDS = 600
-"""How long one command may take: the testbed may have to share a core."""
-# Little is promised and more is allowed, so that everything fits on a small machine and still starts.
+"""The time limit of one command; the testbed may share a core with others."""
+# Small requests and larger limits, so that all Pods fit on a small machine and still start quickly.
 PODS: dict[str, Any] = {
     "image_pull_policy": "IfNotPresent",
     "driver": {"cpus": 0.3, "cpu_limit": 1.5, "memory": 1.5},
@@ -28,9 +28,9 @@ PODS: dict[str, Any] = {
 
 
 def mounted_source() -> dict[str, Any]:
-    """Pod settings that mount this machine's Python and source: for a testbed on the same machine."""
+    """Pod settings that mount this machine's Python and source; the testbed must be on the same machine."""
     places = {"venv": sys.prefix, "python": sys.base_prefix, "source": str(ROOT / "src")}
-    # A virtual environment may take packages from others.
+    # A virtual environment may use packages of another one.
     others = [
         path for path in sys.path if path.endswith("site-packages") and not path.startswith(tuple(places.values()))
     ]
@@ -45,7 +45,7 @@ def mounted_source() -> dict[str, Any]:
 
 
 def end_watchers(folder: Path) -> None:
-    """Ends the processes that stay with the runs of a project, should their tests have left any."""
+    """Ends the processes that follow the runs of a project, if tests have left any."""
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             command = (process / "cmdline").read_text()
@@ -54,13 +54,13 @@ def end_watchers(folder: Path) -> None:
 
 
 def has_ended(pod: dict[str, Any]) -> bool:
-    """Whether all containers of a Pod have."""
+    """Whether all containers of a Pod have ended."""
     return pod["status"]["phase"] in ("Succeeded", "Failed")
 
 
 @dataclass(frozen=True)
 class Workplace:
-    """A project with a registered cluster; commands run in processes of their own, like a user's."""
+    """A project with a registered cluster; each command runs in a process of its own."""
 
     folder: Path
     testbed: Testbed
@@ -68,7 +68,7 @@ class Workplace:
     pods: dict[str, Any]
 
     def register(self, kubeconfig: Path | None = None, name: str = "testbed") -> None:
-        """Makes a cluster known, in this test's namespace."""
+        """Registers a cluster, with this test's namespace."""
         spec = {
             "name": name,
             "provider": "kubeconfig",
@@ -110,15 +110,15 @@ class Workplace:
         return self.steppe("experiment", "new", "-f", name, "-n", name, *words)
 
     def status(self, name: str) -> dict[str, Any]:
-        """As `experiment show --json` tells it."""
+        """The status of an experiment from `experiment show --json`."""
         status: dict[str, Any] = json.loads(self.steppe("experiment", "show", "-e", name, "--json"))["status"]
         return status
 
     def wait_for(self, name: str, state: str, timestep: int = 0, seconds: float = SECONDS) -> dict[str, Any]:
-        """The status, once it is in that state and has come so far."""
+        """Waits until an experiment is in that state and at that timestep at least; returns the status."""
 
         def reached() -> dict[str, Any] | None:
-            # As last seen: a testbed that shares a core with others may not answer for a while.
+            # Reads the last known status, since a testbed that shares a core may not answer for a while.
             self.steppe("experiment", "list")
             status = json.loads((self.folder / "experiments" / name / "status.json").read_text())
             assert status["state"] != "failed" or state == "failed", status["reason"]
@@ -128,7 +128,7 @@ class Workplace:
         return found
 
     def kept(self, experiment: str) -> dict[str, str]:
-        """path -> sha256 of each result on the one disk there is, by a Pod and programs that know nothing of Steppe."""
+        """path -> sha256 of each result on the only disk, computed by a Pod without Steppe."""
         (claim,) = self.testbed.objects("persistentvolumeclaims", self.namespace)
         summing = f"cd '/results/{experiment}' && find . -type f -not -path '*/.*' -exec sha256sum {{}} +"
         container = {
@@ -149,12 +149,12 @@ class Workplace:
         return {path.removeprefix("./"): digest for digest, path in (line.split("  ", 1) for line in lines)}
 
     def pods_of(self, role: str) -> list[dict[str, Any]]:
-        """The Pods of a role that are not on their way out."""
+        """The Pods of a role, except those that are being deleted."""
         found = self.testbed.objects("pods", self.namespace, f"steppe/role={role}")
         return [pod for pod in found if not pod["metadata"].get("deletionTimestamp")]
 
     def left(self, experiment: str | None = None) -> list[str]:
-        """Everything of Steppe's that the namespace still has, or of one experiment."""
+        """All of Steppe's objects that are left in the namespace, or those of one experiment."""
         kinds = "pods,jobs,services,networkpolicies,configmaps,secrets,persistentvolumeclaims"
         of = "app.kubernetes.io/managed-by=steppe" if experiment is None else f"steppe/experiment={experiment}"
         found = self.testbed.objects(kinds, self.namespace, of)

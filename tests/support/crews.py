@@ -38,11 +38,11 @@ class Threads(UnmanagedPool):
         self.address, self.token = "{}:{}".format(*server.address), token
         for _ in range(self.count):
             self.send_one()
-        # A worker that connects after the learner's end would look for it for minutes.
+        # A worker that connects after the end of the learner would look for it for minutes.
         wait_until(lambda: self._some_have_ended or len(server._sessions) >= self.count, "all have connected")
 
     def supervise(self):
-        """No run is over before all have joined it, however late a busy machine lets them."""
+        """Keeps the run from ending before all workers have joined, however busy the machine is."""
         if self.threads and not self._have_joined:
             members, count = self._membership, len(self.threads)
             wait_until(lambda: self._some_have_ended or members.here >= count, "all have joined")

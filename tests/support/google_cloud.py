@@ -28,9 +28,9 @@ class GoogleCloud:
     refusal: tuple[int, str, str] | None = None
     """(HTTP code, status, message) of the error that answers every request, except the sign-in."""
     failure: str | None = None
-    """Why the next cluster that is made comes to nothing."""
+    """Why the creation of the next cluster fails."""
     looks_until_done: int = 2
-    """How often one must look until a cluster is made or deleted."""
+    """How many requests for the state it takes until a cluster is made or deleted."""
     token: str = "a-token-of-google"
     endpoint: str = "127.0.0.1:9"
     authority: str = AUTHORITY

@@ -18,7 +18,7 @@ from uuid import uuid4
 
 ACCOUNT = "trainer@cloud-7.iam.gserviceaccount.com"
 QUANTUM = 1 << 18
-"""Uploads in parts are kept in multiples of this, but for the last part."""
+"""Google keeps the parts of an upload in multiples of this, except the last one."""
 LARGEST_PAGE = 1000
 _BUCKET = r"(?:/storage/v1)?/b/(?P<bucket>[^/]+)"
 _OBJECT = _BUCKET + r"/o/(?P<name>[^/]+)"
@@ -32,7 +32,7 @@ _TEXTS = {
 
 
 class Reply(NamedTuple):
-    """An answer."""
+    """An answer to a request."""
 
     code: int
     body: bytes = b""
@@ -57,7 +57,7 @@ class Request:
     headers: dict[str, str]
     body: bytes
     base: str = ""
-    """The address at which it was asked, before the path."""
+    """The address of the request, before the path."""
     is_whole: bool = True
     """False if the connection ended before the body did."""
 
@@ -71,27 +71,27 @@ class Upload:
     conditions: dict[str, str]
     data: bytearray = field(default_factory=bytearray)
     made: dict[str, Any] | None = None
-    """The object, once all of it is there."""
+    """The object, once the upload is complete."""
     is_cancelled: bool = False
 
 
 class GoogleStorage:
-    """Buckets, objects and unfinished uploads, with the failures to come."""
+    """Buckets, objects and unfinished uploads, and the errors to simulate."""
 
     def __init__(self) -> None:
         self.buckets: dict[str, dict[str, tuple[bytes, dict[str, Any]]]] = {}
         self.uploads: dict[str, Upload] = {}
         self.asked: list[tuple[str, str]] = []
-        """(method, path) of each request, in order, but for sign-ins."""
+        """(method, path) of each request, in order, except sign-ins."""
         self.tokens: set[str] = set()
-        """Those that are good."""
+        """The valid tokens."""
         self._lock = threading.RLock()
         self._generation = time.time_ns() // 1000
         self._written: dict[tuple[str, str], float] = {}
         self.calm()
 
     def calm(self) -> None:
-        """Nothing goes wrong from now on."""
+        """Stops all simulated errors."""
         self.refusals: deque[int] = deque()
         """HTTP codes that answer the next requests, one each."""
         self.denied: set[str] = set()
@@ -99,16 +99,16 @@ class GoogleStorage:
         self.cuts: deque[int] = deque()
         """The numbers of bytes after which the next parts of uploads and their connections are cut off."""
         self.seconds_between_writes = 0.0
-        """More often than this no object may be written; Google's limit is one second, with some patience."""
+        """The least time between two writes of one object; Google's is about one second."""
         self.is_silent = False
-        """Whether requests are read, and nothing is said."""
+        """Whether requests are read and not answered."""
 
     def names(self, bucket: str) -> list[str]:
         """The names of the objects in a bucket."""
         return sorted(self.buckets[bucket])
 
     def answer(self, request: Request) -> Reply:
-        """The answer of Google to a request."""
+        """The answer to a request."""
         with self._lock:
             self.asked.append((request.method, request.path))
             try:
@@ -116,7 +116,7 @@ class GoogleStorage:
                     raise _refused(self.refusals.popleft())
                 return self._answer(request)
             except Refused as refused:
-                # The service for downloads speaks in plain text.
+                # Google's download service answers errors in plain text.
                 if request.path.startswith("/download/"):
                     message = json.loads(refused.reply.body)["error"]["message"]
                     return Reply(refused.reply.code, message.encode(), (("Content-Type", "text/html; charset=UTF-8"),))
@@ -144,7 +144,7 @@ class GoogleStorage:
         raise _refused(404, "Not Found", "notFound")
 
     def _allow(self, request: Request, permission: str) -> None:
-        """Signs in, and looks whether this is granted."""
+        """Raises an error unless the request has a valid token and the account this permission."""
         kind = "bucket" if permission.endswith(("create", "list")) or ".buckets." in permission else "object"
         lacks = (
             f"does not have {permission} access to the Google Cloud Storage {kind}. Permission '{permission}' denied "
@@ -191,7 +191,7 @@ class GoogleStorage:
         return Reply(204)
 
     def _list(self, request: Request, bucket: str) -> Reply:
-        """Pages in the order of names; with a delimiter, folders count as entries."""
+        """Lists objects in pages in the order of names; with a delimiter, folders count as entries."""
         self._allow(request, "storage.objects.list")
         held, asked = self._bucket(bucket), request.parameters
         prefix, delimiter = asked.get("prefix", ""), asked.get("delimiter", "")
@@ -256,7 +256,7 @@ class GoogleStorage:
         return _json(done | {"resource": made})
 
     def _batch(self, request: Request) -> Reply:
-        """Each part is a request, and each part of the answer its reply."""
+        """Answers a batch: each part of it is a request, and each part of the answer its reply."""
         boundary = _boundary(request.headers)
         parts, mine = [], f"batch_{uuid4().hex}"
         for part in request.body.decode().split(f"--{boundary}")[1:-1]:
@@ -306,7 +306,7 @@ class GoogleStorage:
         return _json(self.keep(bucket, about | named, data))
 
     def _part(self, request: Request, upload: Upload | None) -> Reply:
-        """One part of an upload, or the question how far it is; its address is leave enough."""
+        """Takes one part of an upload, or reports its progress; the upload's address serves as the permission."""
         if upload is None:
             raise _refused(404, "Not Found", "notFound")
         if request.method == "DELETE" or upload.is_cancelled:
@@ -382,7 +382,7 @@ class GoogleStorage:
 def _two_parts(request: Request) -> tuple[dict[str, Any], bytes]:
     """(the description of an object, its content)."""
     boundary = b"--" + _boundary(request.headers).encode()
-    # The first line decides about line ends: the content may itself end in half a line end.
+    # The first line decides which line ends are used: the content may itself end with a part of one.
     newline = b"\r\n" if request.body.startswith(boundary + b"\r\n") else b"\n"
     _, first, second, _ = (newline + request.body).split(newline + boundary)
     (_, text), (head, data) = (part.split(2 * newline, 1) for part in (first, second))

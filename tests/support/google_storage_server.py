@@ -1,4 +1,4 @@
-"""Google Cloud Storage on loopback: google_storage.py at a port, with the sign-in of a service account."""
+"""Google Cloud Storage on loopback: serves google_storage.py at a port, with the sign-in of a service account."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from google_cloud import write_key
 from google_storage import ACCOUNT, GoogleStorage, Reply, Request
 
 AS_GOOGLE = "/storage.googleapis.com"
-"""With this in its address, gcsfs behaves as with Google itself, and removes objects in batches."""
+"""If this is in its address, gcsfs behaves as with Google itself, and removes objects in batches."""
 
 GOOGLE_KEY = "GOOGLE_APPLICATION_CREDENTIALS"
 
 
 @contextlib.contextmanager
 def google_storage(folder: Path, host: str = "127.0.0.1") -> Iterator[tuple[GoogleStorage, int, Path]]:
-    """A storage without buckets, its port, and the key file of the account that may do everything there."""
+    """Serves a storage without buckets: (storage, port, key file of an account with all permissions)."""
     storage = GoogleStorage()
     key = write_key(folder / "key.json", "URL")
     server = ThreadingHTTPServer((host, 0), _handler(storage, json.loads(key.read_text())["private_key"]))
@@ -41,7 +41,7 @@ def google_storage(folder: Path, host: str = "127.0.0.1") -> Iterator[tuple[Goog
 
 
 def key_at(key: Path, url: str) -> str:
-    """A key file whose sign-in is at another address of this server."""
+    """The content of a key file whose sign-in is at another address of this server."""
     return json.dumps(json.loads(key.read_text()) | {"token_uri": f"{url}/token"})
 
 
@@ -50,7 +50,7 @@ def _handler(storage: GoogleStorage, private_key: str) -> type[BaseHTTPRequestHa
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
-        wbufsize = -1  # head and body in one packet: the second of two would wait for the first one's receipt
+        wbufsize = -1  # head and body in one packet: a second one would wait for the first one's acknowledgement
 
         def _answer(self) -> None:
             asked = urlsplit(self.path)
@@ -71,7 +71,7 @@ def _handler(storage: GoogleStorage, private_key: str) -> type[BaseHTTPRequestHa
             if len(body) == length:
                 self._send(reply)
                 return
-            # A reset, as of a connection that breaks down.
+            # Ends with a reset, as a broken connection does.
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             self.close_connection = True
 
@@ -90,7 +90,7 @@ def _handler(storage: GoogleStorage, private_key: str) -> type[BaseHTTPRequestHa
             self.close_connection = True
 
         def _send(self, reply: Reply) -> None:
-            # Google has its own words for these two.
+            # Google has reason phrases of its own for these two codes.
             self.send_response(reply.code, {308: "Resume Incomplete", 499: "Client Closed Request"}.get(reply.code))
             for name, value in reply.headers:
                 self.send_header(name, value)
@@ -107,7 +107,7 @@ def _handler(storage: GoogleStorage, private_key: str) -> type[BaseHTTPRequestHa
 
 
 def _sign_in(storage: GoogleStorage, public_key: str, form: dict[str, str]) -> Reply:
-    """A token for a request that was signed with the account's key."""
+    """Returns a token for a request that was signed with the account's key."""
     from google.auth import jwt
 
     try:

@@ -1,4 +1,4 @@
-"""The fixtures of everything that is tested on a cluster."""
+"""Fixtures for tests on a cluster."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from kube_testbed import Testbed, running_testbed
 
 @pytest.fixture(scope="session")
 def testbed() -> Iterator[Testbed]:
-    """A cluster with one node at least; `testbed.with_nodes(2)` gives more."""
+    """A cluster with at least one node; `testbed.with_nodes(2)` gives more."""
     with running_testbed() as cluster:
         yield cluster
 
 
 @pytest.fixture
 def namespace(testbed: Testbed) -> Iterator[str]:
-    """A namespace that is removed afterwards, with all that is in it."""
+    """A namespace that is deleted after the test."""
     name = testbed.new_namespace()
     yield name
     testbed.kubectl("delete", "namespace", name, "--wait=false")

@@ -1,4 +1,4 @@
-"""The one fake of the Kubernetes client: a namespace in memory, with hooks for everything that goes wrong."""
+"""The one fake of the Kubernetes client: a namespace in memory, with hooks that simulate errors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ VERSION = {"gitVersion": "v1.33.1", "major": "1", "minor": "33"}
 
 
 class MemoryKube:
-    """Has the interface of `Kube`; Jobs make no Pods, and owners take their objects with them."""
+    """Has the interface of `Kube`; Jobs make no Pods, and objects are deleted with their owners."""
 
     name, namespace = "lab", "space"
 
@@ -27,7 +27,7 @@ class MemoryKube:
         self.is_away = False
         """Whether the cluster cannot be reached."""
         self.after: Callable[[str, str], None] = lambda verb, kind: None
-        """Called with each verb and kind when it is done; the client sees what it raises."""
+        """Called with verb and kind after each request is done; the client gets the exceptions that it raises."""
         self.answers: Callable[..., KubeAnswer] = lambda pod, path, **_: KubeAnswer(503, b"")
         """The answers of Pods."""
         self.state_of: Callable[[Json], Json | None] = lambda pod: None
@@ -119,7 +119,7 @@ class MemoryKube:
         return [each["metadata"]["name"] for each in self.listed(kind, labels)]
 
     def ask(self, method: str, path: str, body: Json | None = None) -> KubeAnswer:
-        """Answers every path: with the version, with everything allowed, and with the objects of a plural."""
+        """Answers every path: the version, a permission (always granted), or the list of a kind."""
         kind = KINDS.get(path.partition("?")[0].rpartition("/")[2], "")
         items = [each for (its, _), each in self.objects.items() if its == kind]
         return KubeAnswer(200, json.dumps({**VERSION, "status": {"allowed": True}, "items": items}).encode())

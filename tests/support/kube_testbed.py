@@ -1,7 +1,7 @@
 """A real Kubernetes for tests: the testbed of this machine, or a cluster that the user names.
 
-As a program, for `make test-kubernetes`: `missing` prints why there can be none, and ends with 1 where there can;
-`down` ends a testbed that tests have brought up and could not end.
+As a program, for `make test-kubernetes`: `missing` prints why there can be no testbed, or exits with 1 if there can;
+`down` ends a testbed that interrupted tests have left running.
 """
 
 from __future__ import annotations
@@ -26,49 +26,49 @@ from processes import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = Path(os.environ.get("STEPPE_KUBE_TESTBED") or ROOT.parent / "shared" / "kube")
-"""Where the program `kube` lies, which brings a real Kubernetes up on one machine."""
+"""The folder with the program `kube`, which starts a real Kubernetes on one machine."""
 NAMED = os.environ.get("STEPPE_TEST_KUBECONFIG")
-"""A cluster to test on; `make test-kubernetes` also takes KUBECONFIG, which a plain pytest leaves alone."""
+"""A cluster for the tests; `make test-kubernetes` also uses KUBECONFIG, which a plain pytest ignores."""
 RUNNING = Path(NAMED).parent if NAMED and (Path(NAMED).parent / "up").exists() else None
-"""The folder of a testbed that was brought up before and is named by its kubeconfig."""
+"""The folder of a testbed that is already running, if its kubeconfig is named."""
 KUBECONFIG = None if RUNNING else NAMED
-"""Any cluster that is no testbed."""
+"""The kubeconfig of a cluster that is not a testbed."""
 IMAGE = os.environ.get("STEPPE_TEST_IMAGE")
-"""An image of this source that the nodes have or can pull; without it one is built, which needs the testbed."""
-# Two copies of the source that are tested at once must not overwrite each other's image.
+"""An image of this source that the nodes have or can pull; if unset, the testbed builds one."""
+# Copies of the source that are tested at the same time must not overwrite each other's image.
 STATE = RUNNING or Path(
     os.environ.get("KUBE_TESTBED_DIR") or f"/tmp/steppe-kube-{hashlib.sha256(str(ROOT).encode()).hexdigest()[:8]}"
 )
 MARK, USERS = (STATE.with_name(f"{STATE.name}.{word}-by-tests") for word in ("brought-up", "used"))
-"""A file that is there while a testbed runs that tests have brought up, and one that all who use it hold locked."""
+"""MARK exists while a testbed runs that tests have started; each session that uses it holds a lock on USERS."""
 BASE = "localhost/python:3.11"
 TEST_IMAGE = "localhost/steppe:test"
 
 
 @dataclass(frozen=True)
 class Testbed:
-    """A cluster, seen with kubectl and so independently of what is tested."""
+    """A cluster, accessed with kubectl and so independently of the tested code."""
 
-    __test__ = False  # its name begins as those of tests do
+    __test__ = False  # pytest would collect it by its name
 
     kubeconfig: Path
     is_ours: bool
-    """Whether `kube` runs it: only then nodes can be killed and images built."""
+    """Whether `kube` runs it; only then can nodes be killed and images built."""
 
     def kubectl(self, *words: str, given: str | None = None, check: bool = True) -> str:
-        """What kubectl prints."""
+        """Runs kubectl; returns its output."""
         command = ["kubectl", f"--kubeconfig={self.kubeconfig}", *words]
         done = subprocess.run(command, input=given, capture_output=True, text=True, timeout=300)
         assert not check or done.returncode == 0, f"{' '.join(words)}: {done.stderr}"
         return done.stdout
 
     def objects(self, kind: str, namespace: str, selector: str = "") -> list[dict[str, Any]]:
-        """All objects of a kind (`pods`, or `pods,jobs,secrets`) in a namespace, as the server has them."""
+        """All objects of a kind (`pods`, or `pods,jobs,secrets`) in a namespace."""
         answer = self.kubectl("get", kind, "-n", namespace, "-l", selector, "-o", "json")
         return json.loads(answer)["items"]
 
     def apply(self, *manifests: dict[str, Any], namespace: str = "default") -> None:
-        """Makes or changes objects."""
+        """Creates or changes objects."""
         together = {"apiVersion": "v1", "kind": "List", "items": list(manifests)}
         self.kubectl("apply", "-n", namespace, "-f", "-", given=json.dumps(together))
 
@@ -79,7 +79,7 @@ class Testbed:
         return _kube(*words, seconds=seconds)
 
     def with_nodes(self, number: int) -> list[str]:
-        """The names of the nodes, at least so many; those that were killed are started again."""
+        """Starts nodes, including killed ones, until there are so many; returns the names of all."""
         if self.is_ours:
             _kube("up", "--nodes", str(number))
             for node in self._nodes(is_ready=False):
@@ -90,7 +90,7 @@ class Testbed:
         return nodes
 
     def account(self, namespace: str, rules: list[dict[str, Any]], folder: Path) -> Path:
-        """The kubeconfig of a new service account that may do what `rules` (of a Role) say, and nothing else."""
+        """The kubeconfig of a new service account with exactly these rules of a Role."""
         name = f"limited-{uuid4().hex[:6]}"
         subject = {"kind": "ServiceAccount", "name": name, "namespace": namespace}
         role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name}
@@ -113,10 +113,10 @@ class Testbed:
         return path
 
     def new_namespace(self) -> str:
-        """A namespace in which Pods can be made at once."""
+        """Makes a namespace, and waits until Pods can be made in it."""
         name = f"steppe-test-{uuid4().hex[:8]}"
         self.kubectl("create", "namespace", name)
-        # Pods are refused before; and an old server's account without its token Secret cannot be used either.
+        # Pods are refused before that; on an old server the account also needs its token Secret.
         wait_until(lambda: self._is_usable(name), f"the service account of {name}", pause=0.1)
         return name
 
@@ -148,7 +148,7 @@ class Testbed:
 
 @contextlib.contextmanager
 def running_testbed() -> Iterator[Testbed]:
-    """A cluster for this session; the last of several sessions at once takes down what one of them has brought up."""
+    """A cluster for this session; of several sessions at once the last one ends a testbed that one of them started."""
     if KUBECONFIG:
         yield Testbed(Path(KUBECONFIG), is_ours=False)
         return
@@ -166,7 +166,7 @@ def running_testbed() -> Iterator[Testbed]:
 
 
 def take_down(users: TextIO) -> None:
-    """Ends a testbed that tests have brought up, unless others still use it."""
+    """Ends a testbed that tests have started, unless other sessions use it."""
     with contextlib.suppress(BlockingIOError):
         fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if MARK.exists():
@@ -175,7 +175,7 @@ def take_down(users: TextIO) -> None:
 
 
 def missing_testbed() -> str | None:
-    """Why there can be no cluster to test on."""
+    """Why there can be no cluster for the tests; None if there can."""
     if KUBECONFIG:
         return None
     if not (FOLDER / "kube").is_file():

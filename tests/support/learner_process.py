@@ -53,13 +53,13 @@ class LearnerProcess:
 
     @contextlib.contextmanager
     def line(self) -> Iterator[Line]:
-        """A new connection."""
+        """Opens a connection to it."""
         with socket.create_connection(("127.0.0.1", self.port), timeout=60) as sock:
             yield Line(sock)
 
     @property
     def log(self) -> str:
-        """Everything that it has written to standard error."""
+        """Its standard error so far."""
         return self._errors.read_text()
 
     @property

@@ -1,4 +1,4 @@
-"""Object storage on this machine: S3 by moto's server, Google's by a fake; and a gate that can be shut."""
+"""Object storage on this machine: S3 by moto's server, Google's by a fake; and a gate that can be closed."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ KEYS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAU
 
 @dataclass(frozen=True)
 class Cloud:
-    """A store of one kind at a port, with one bucket."""
+    """A store with one bucket, at a port of this machine."""
 
     kind: str
     port: int
     keys: dict[str, str]
-    """The variables by which its clients sign in."""
+    """The variables with the credentials of clients."""
     google: GoogleStorage | None = None
 
     def place(self, bucket: str = BUCKET) -> str:
@@ -40,18 +40,18 @@ class Cloud:
         return f"{self.kind}://{bucket}/{uuid4().hex}"
 
     def address(self, port: int | None = None, host: str = "127.0.0.1") -> dict[str, str]:
-        """The variable by which its clients find it, there or behind another port."""
+        """The variable with the store's address, at its own port or at another one."""
         url = f"http://{host}:{port or self.port}"
         return {"AWS_ENDPOINT_URL": url} if self.kind == "s3" else {"STORAGE_EMULATOR_HOST": url + AS_GOOGLE}
 
     def variables(self) -> dict[str, str]:
-        """All that its clients need."""
+        """All variables that clients need."""
         return self.keys | self.address()
 
 
 @contextlib.contextmanager
 def cloud_of(kind: str, folder: Path, host: str = "127.0.0.1") -> Iterator[Cloud]:
-    """A store that ends with the block; the test is skipped if the packages for it are not installed."""
+    """Runs a store until the end of the block; skips the test if its packages are not installed."""
     for package in ("s3fs", "moto") if kind == "s3" else ("gcsfs",):
         pytest.importorskip(package)
     if kind == "s3":
@@ -65,7 +65,7 @@ def cloud_of(kind: str, folder: Path, host: str = "127.0.0.1") -> Iterator[Cloud
 
 @contextlib.contextmanager
 def s3_server(folder: Path, host: str = "127.0.0.1") -> Iterator[int]:
-    """The port of a server with one empty bucket; it ends with the block."""
+    """Runs moto's server with one empty bucket until the end of the block; yields its port."""
     port = free_port()
     with (folder / "moto.txt").open("wb") as log:
         process = subprocess.Popen(
@@ -81,7 +81,7 @@ def s3_server(folder: Path, host: str = "127.0.0.1") -> Iterator[int]:
 
 
 def make_bucket(endpoint: str, name: str = BUCKET) -> None:
-    """A bucket that experiments may use."""
+    """Makes a bucket."""
     import boto3
 
     boto3.client(
@@ -94,7 +94,7 @@ def make_bucket(endpoint: str, name: str = BUCKET) -> None:
 
 
 def client_of(url: str) -> tuple[Any, str]:
-    """fsspec's own client for a store, without any of Steppe, and the path in it."""
+    """(fsspec's own client for a store, the path in it), without any code of Steppe."""
     import fsspec
 
     options = {"skip_instance_cache": True, "use_listings_cache": False}
@@ -102,12 +102,12 @@ def client_of(url: str) -> tuple[Any, str]:
         return fsspec.core.url_to_fs(url, **options)
     from gcsfs.core import GCSFileSystem
 
-    # The default client asks for the kind of bucket by gRPC, which the fake does not speak.
+    # The default client asks for the kind of bucket by gRPC, which the fake does not support.
     return GCSFileSystem(token="google_default", **options), url.removeprefix("gs://")
 
 
 class Gate:
-    """Passes connections on to a port, while it is open."""
+    """Forwards connections to a port while it is open."""
 
     def __init__(self, target: int) -> None:
         self._target = target
@@ -116,7 +116,7 @@ class Gate:
         self._passing: list[socket.socket] = []
 
     def open(self) -> None:
-        """From now on."""
+        """Accepts connections from now on."""
         listener = socket.create_server(("127.0.0.1", self.port), backlog=64)
         self._listener = listener
         threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
@@ -148,7 +148,7 @@ class Gate:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Every file of a run folder that is to be stored."""
+    """Every file of a run folder that must be stored."""
     found = {}
     for place, inner, names in os.walk(folder):
         inner[:] = [name for name in inner if not name.startswith(".")]

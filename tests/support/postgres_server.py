@@ -38,7 +38,7 @@ class PostgresServer:
         import psycopg
 
         arguments = ["-D", str(self.folder / "data"), "-p", str(self.port), "-h", "127.0.0.1", "-k", str(self.folder)]
-        # The tests kill processes and never the machine, so nothing has to wait for a busy disk.
+        # Tests kill processes and never the machine, so writes need not reach the disk.
         arguments += ["-c", "fsync=off"]
         with (self.folder / "log.txt").open("ab") as log:
             command = [program("postgres"), *arguments]

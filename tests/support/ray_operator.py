@@ -1,9 +1,9 @@
-"""Stands in for the KubeRay operator, which cannot be fetched here: makes a RayJob's Pods, and has the head train.
+"""A fake of the KubeRay operator, which cannot be downloaded here: makes a RayJob's Pods, and starts the training.
 
-As far as Steppe depends on it, it does what KubeRay does: it takes the same fields and refuses the same mistakes, runs
-the same command in containers, with its own token, makes a Service for the head, a new Pod for one that is gone, gives
-the order again to a new head, has a finalizer, and writes the status where only an operator may. Two things differ: the
-order comes by `kubectl exec` and not by Ray's dashboard, which test images lack, and Pods belong to the RayJob itself.
+It behaves as KubeRay does in everything that Steppe depends on: it accepts the same fields and refuses the same
+mistakes, runs the same command in containers with its own token, makes a Service for the head, replaces Pods, submits
+the training again to a new head, has a finalizer, and writes the status subresource. Two things differ: the training is
+submitted by `kubectl exec` instead of Ray's dashboard, which test images lack, and Pods are owned by the RayJob itself.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ API = "/apis/ray.io/v1/namespaces"
 FINALIZER = "ray.io/rayjob-finalizer"
 LOOK_SECONDS = 1.0
 SUFFIX = 5
-"""How many characters KubeRay adds to a RayJob's name for its RayCluster's."""
+"""The number of characters that KubeRay adds to a RayJob's name to name its RayCluster."""
 LONGEST_NAME = 47
 OLDEST_RAY_WITH_TOKENS = (2, 52, 0)
 OWN_RESOURCES = ("num-cpus", "num-gpus", "memory", "resources")
-"""Words for Ray that KubeRay also has a field for; both at once are refused."""
+"""Parameters of Ray that KubeRay has fields for; to set both is refused."""
 
 TEXT, TRUTH, WHOLE = {"type": "string"}, {"type": "boolean"}, {"type": "integer", "format": "int32"}
 ANYTHING = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
@@ -69,7 +69,7 @@ CLUSTER_FIELDS: Json = {
 }
 """The fields of a RayCluster that concern Steppe; a server drops all others."""
 WITHOUT_TOKENS = {name: field for name, field in CLUSTER_FIELDS.items() if name != "authOptions"}
-"""As KubeRay had them before it knew of tokens."""
+"""The same fields in a KubeRay from before tokens."""
 _CONDITION = _object(
     dict.fromkeys(("type", "status", "reason", "message", "lastTransitionTime"), TEXT),
     *("type", "status", "reason", "message", "lastTransitionTime"),
@@ -125,7 +125,7 @@ def refusal_of(job: Json) -> str | None:
 
 @contextlib.contextmanager
 def ray_jobs(testbed: Testbed, cluster_fields: Json = CLUSTER_FIELDS) -> Iterator[None]:
-    """A cluster that knows RayJobs."""
+    """Installs the definition of RayJobs on a cluster for the duration of the block."""
     version = {
         "name": "v1",
         "served": True,
@@ -145,7 +145,7 @@ def ray_jobs(testbed: Testbed, cluster_fields: Json = CLUSTER_FIELDS) -> Iterato
     try:
         yield
     finally:
-        # Of a test that has failed there may be some left that no operator lets go any more.
+        # A failed test may leave RayJobs whose finalizer no operator removes any more.
         for job in json.loads(testbed.kubectl("get", "rayjobs", "--all-namespaces", "-o", "json"))["items"]:
             about = job["metadata"]
             words = ("patch", "rayjob", about["name"], "-n", about["namespace"], "--type=merge")
@@ -154,7 +154,7 @@ def ray_jobs(testbed: Testbed, cluster_fields: Json = CLUSTER_FIELDS) -> Iterato
 
 
 class RayOperator:
-    """Tends the RayJobs of one namespace, in a thread, while its context lasts."""
+    """Handles the RayJobs of one namespace in a thread, as long as its context lasts."""
 
     def __init__(self, testbed: Testbed, namespace: str) -> None:
         self._testbed, self._namespace = testbed, namespace
@@ -175,7 +175,7 @@ class RayOperator:
 
     def _run(self) -> None:
         while not self._over.wait(LOOK_SECONDS):
-            # Somebody else may delete an object between two looks.
+            # An object may be deleted by others between two rounds.
             with contextlib.suppress(AssertionError):
                 for job in self._testbed.objects("rayjobs", self._namespace):
                     self._tend(job)
@@ -187,7 +187,7 @@ class RayOperator:
                 self._patch(name, {"metadata": {"finalizers": None}})
             return
         status = job.get("status", {})
-        # A new RayJob, and one that starts again, has no phase.
+        # A RayJob has no phase if it is new or starts again.
         phase = status.get("jobDeploymentStatus", "")
         if not phase and (refusal := refusal_of(job)) is not None:
             failed = "ValidationFailed"
@@ -206,7 +206,7 @@ class RayOperator:
             self._tend_pods(job)
 
     def _end_pods(self, cluster: str) -> list[Json]:
-        """Has all Pods of a Ray end; those that have not yet."""
+        """Deletes all Pods of a Ray; returns those that still exist."""
         selector = f"ray.io/cluster={cluster}"
         self._testbed.kubectl("delete", "pods", "-n", self._namespace, "--wait=false", "-l", selector)
         return self._testbed.objects("pods", self._namespace, selector)
@@ -231,7 +231,7 @@ class RayOperator:
 
     def _order(self, job: Json, head: Json) -> None:
         name = job["metadata"]["name"]
-        # A restarted container has lost the order, like a container of another Pod.
+        # The training must be submitted again to a restarted container, as to a new Pod.
         container = head["status"]["containerStatuses"][0]["containerID"]
         order = self._orders.get(container)
         if order is None:
@@ -246,7 +246,7 @@ class RayOperator:
             phase = "Retrying" if failed <= job["spec"]["backoffLimit"] else "Failed"
             self._note(name, jobDeploymentStatus=phase, jobStatus="FAILED", reason="AppFailed", failed=failed)
         elif order.returncode is not None:
-            # It was cut off, or has ended without a word.
+            # The connection was cut, or the training ended without a report.
             del self._orders[container]
 
     def _apply(self, job: Json, *made: Json) -> None:
@@ -256,7 +256,7 @@ class RayOperator:
         self._testbed.apply(*made, namespace=self._namespace)
 
     def _note(self, name: str, **status: Any) -> None:
-        """Updates the status, which has a path of its own."""
+        """Updates the status subresource."""
         path = f"{API}/{self._namespace}/rayjobs/{name}"
         job = json.loads(self._testbed.kubectl("get", "--raw", path))
         job["status"] = {word: value for word, value in (job.get("status", {}) | status).items() if value != ""}

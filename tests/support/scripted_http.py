@@ -22,7 +22,7 @@ class Heard:
 
     @property
     def data(self) -> Any:
-        """The body, parsed as JSON."""
+        """The JSON in the body."""
         return json.loads(self.body)
 
 

@@ -26,7 +26,7 @@ class Counted(World):
 
 
 class Hangs(World):
-    """The first one in the folder to come so far never returns from its 50th step."""
+    """The first one in the folder that takes 50 steps hangs in the 50th."""
 
     def __init__(self, folder):
         self._flag, self._taken = Path(folder) / "hangs", 0
@@ -44,7 +44,7 @@ class Hangs(World):
 
 
 class HangsAtStart(World):
-    """The first one in the folder that is not made in the process `here` never comes to be."""
+    """The first one in the folder that is made outside of the process `here` hangs while it is made."""
 
     def __init__(self, folder, here):
         if os.getpid() != here:
@@ -57,7 +57,7 @@ class HangsAtStart(World):
 
 
 class Fails(World):
-    """Raises at its 100th step, always."""
+    """Raises at its 100th step."""
 
     _taken = 0
 

@@ -141,7 +141,7 @@ class Recalled(World):
 
 
 MAY_ANSWER = threading.Event()
-"""Set when `hanging` environments may answer."""
+"""Set to let `hanging` environments answer."""
 
 
 class Hanging(gymnasium.Wrapper):
