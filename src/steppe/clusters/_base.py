@@ -23,7 +23,7 @@ MANAGED = ("managed-by", "steppe")
 STEP_SECONDS = 45 * 60.0
 """How long a cloud may take for one step; the slowest, an EKS control plane, takes about 15 minutes."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 10.0
-"""Short at first, for an operation that is nearly done; then as slow as a cloud is."""
+"""The pauses between two looks: short at first, for an operation that is nearly done, then longer."""
 PROJECT, ACCOUNT = "PROJECT-ID", "ACCOUNT-ID"
 """The placeholders in a dry run for an unknown cloud project or account."""
 

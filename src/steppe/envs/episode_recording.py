@@ -28,9 +28,9 @@ MAX_FRAMES = 1000
 MAX_SECONDS = 2.5
 """The time for drawing frames: without a GPU, those of a robot take a tenth of a second each."""
 SHOWN_SECONDS = 8.0
-"""How much of an episode is shown if frames are that slow: then only some of them are drawn..."""
+"""The seconds of an episode to cover if frames are that slow, by drawing only some of them."""
 MIN_FPS = 4
-"""... but at least this many for each second of the episode."""
+"""The least number of frames drawn for each second of the episode."""
 SLOW = 0.03
 """The seconds from which on a frame counts as slow."""
 JUDGED = 4

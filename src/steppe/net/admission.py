@@ -139,7 +139,7 @@ class Admission:
             except (BlockingIOError, ConnectionAbortedError):
                 return
             except OSError as error:
-                # No file descriptor is left: that of a pending connection can best be spared.
+                # No file descriptor is left, so a pending connection is cut to free one.
                 self._refusals.warning("a connection could not be taken: %s", reason_of(error))
                 if self._pending:
                     self._cut(next(iter(self._pending)))

@@ -67,7 +67,7 @@ class Demonstrations:
         return path
 
     def fitting(self, observation: Space, action: Space, where: str) -> Demonstrations:
-        """Itself; raises a UserError if an environment has other spaces."""
+        """Returns itself; raises a UserError if an environment has other spaces."""
         for what, own, wanted in (("observations", self.observation, observation), ("actions", self.action, action)):
             if form(own) != form(wanted):
                 raise UserError(
@@ -112,7 +112,7 @@ def find(name: str) -> Path:
 
 
 def load_named(name: str) -> Demonstrations:
-    """Those that an experiment names: from the file that accompanies it, or else from one on this machine."""
+    """The demonstrations that an experiment names, from the file sent along with it, else from one on this machine."""
     data = bundles.unpack(name)
     return load(find(name)) if data is None else _parsed(data, name)
 

@@ -98,7 +98,7 @@ class FinalEvaluation:
     best: Evaluation | None
     """None if the best policy is the last one, or was not evaluated."""
     handed_out: Literal["last", "best"]
-    """The one in policy/."""
+    """Which of the two policies is in policy/."""
 
     def write(self, folder: Path) -> None:
         """Writes evaluation.json into the run folder."""

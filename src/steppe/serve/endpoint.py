@@ -96,7 +96,7 @@ class Endpoint:
     async def start(self, address: str = "") -> None:
         """Opens the ledger and starts the background tasks.
 
-        `address` is where questions will come to; a second server that wants the same ledger is told this address.
+        `address` is where the endpoint will listen; a second server that wants the same ledger is told this address.
         """
         arms, episodes = await asyncio.to_thread(self._open_ledger, address)
         self._update_arms(arms)

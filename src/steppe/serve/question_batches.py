@@ -49,8 +49,7 @@ class Batcher:
         return not self._endpoint.is_shared and not self.gathers
 
     async def ask(self, question: Question) -> PolicyAnswer:
-        """Answers a question in whichever way is right at the moment: shared with other replicas, in a batch, or
-        singly."""
+        """Answers a question in the best way at the moment: shared with other replicas, in a batch, or singly."""
         if self._endpoint.is_shared:
             return await self._endpoint.ask(question)
         return await self.gathered(question) if self.gathers else self.answer(question)

@@ -52,7 +52,7 @@ class GridWorld(CompiledEnv):
     random_goal: bool = False
     """Whether each episode has its goal in another free cell; the goal is then part of the observation."""
     observation: Literal["one_hot", "position", "image"] = "one_hot"
-    """What is seen: a 1 in the agent's cell (and, behind it, one in the goal's), the cell's number, or a picture."""
+    """One-hot for the agent's cell (followed by the goal's, if that varies), the cell's number, or a picture."""
     goal_reward: float = 1.0
     """The reward for reaching the goal."""
     step_reward: float = -0.01

@@ -46,7 +46,7 @@ class AtariSettings(Settings):
     clip_rewards: bool = Field(True, validation_alias=AliasChoices("clip_rewards", "reward_clipping"))
     """Whether the agent is rewarded with the sign of the score; returns are counted in full."""
     episodic_life: bool = True
-    """Whether a lost life ends what the agent learns from; the game goes on, and returns are those of whole games."""
+    """Whether a lost life ends an episode for the learner; the game goes on, and returns are those of whole games."""
     fire_at_start: bool = Field(True, validation_alias=AliasChoices("fire_at_start", "use_fire_reset"))
     """Whether FIRE is pressed at the start of a game that has it."""
     full_action_space: bool = False

@@ -103,7 +103,7 @@ def check_known(environment: EnvironmentSpec) -> None:
 
 
 def check_kind_of_run(environment: EnvironmentSpec, needs_name: str | None, needs_several: str | None) -> None:
-    """Refuses what an object cannot do; `needs_name` and `needs_several` name the part of a run that asks for it."""
+    """Refuses objects of this process for runs that need a name or several environments; the arguments say for what."""
     id, is_object = environment.id, environment.id.startswith(IN_PROCESS)
     if is_object and needs_name is not None:
         raise UserError(

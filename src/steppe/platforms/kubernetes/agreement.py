@@ -18,7 +18,7 @@ TOKEN_HEADER = "X-Steppe-Token"
 FAILED_FOR_GOOD = 3
 """The exit code of a driver that would fail again."""
 REPLACED = 4
-"""The exit code of a driver whose training another Pod must resume; not 1, with which any program may end."""
+"""The exit code of a driver whose training another Pod must resume; not 1, which any failing program returns."""
 ELSEWHERE = 75
 """The exit code of a training that has not begun, since another Pod still has the experiment (EX_TEMPFAIL)."""
 NOTE_FILE = ".pod.json"

@@ -200,5 +200,5 @@ class OpenInferenceGrpcClient:
 def _certificates(access: EndpointAccess) -> bytes | None:
     if access.tls_ca is None:
         return None
-    access.tls()  # says what is wrong with the file
+    access.tls()  # raises an error that names the problem with the file
     return Path(access.tls_ca).read_bytes()

@@ -1,8 +1,8 @@
 """Counts open connections, and chooses which to cut off when there are too many.
 
 A connection is unproven until a whole request on it was admitted. Unproven connections share half of all places. If
-places run out, the oldest unproven connection of the address with most of them is cut off, so that whoever opens
-thousands of silent connections loses its own.
+places run out, the oldest unproven connection of the address with most of them is cut off, so that an address
+with thousands of silent connections loses only its own.
 """
 
 from __future__ import annotations

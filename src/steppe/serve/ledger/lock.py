@@ -21,8 +21,8 @@ class ServerLock:
         """Takes the lock beside a ledger; raises a UserError that names the server which holds it."""
         path = ledger.with_name(f"{ledger.name}.lock")
         try:
-            # Mode 0600, since whoever can open the file can hold the lock; O_NOFOLLOW, since others may write to the
-            # folder.
+            # Mode 0600, since any process that can open the file can hold the lock; O_NOFOLLOW, since others may write
+            # to the folder.
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         except OSError as error:
             raise StorageError(f"cannot lock the ledger {shown_path(ledger)}: {error.strerror or error}") from None

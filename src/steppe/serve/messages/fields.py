@@ -18,7 +18,7 @@ def question_of(
     version: str | None = None,
     outputs: bool = False,
 ) -> Question:
-    """A question about checked observations, with what its parameters say of its episode."""
+    """A question about checked observations; its parameters describe its episode."""
     return Question(
         observations=observations,
         id=id,
@@ -33,7 +33,7 @@ def question_of(
 
 
 def feedback_of(parameters: dict[str, Any], reward: float, id: str | None, truth: Any) -> Feedback:
-    """Feedback for a request or an episode, with what the parameters say of its episode."""
+    """Feedback for a request or an episode; its parameters describe the episode."""
     return Feedback(
         reward=reward,
         id=id,

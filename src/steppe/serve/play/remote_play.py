@@ -38,7 +38,7 @@ SHOW_SECONDS = 0.2
 """Longest time between two updates of the display."""
 JOIN_SECONDS = 10.0
 SCREENS = ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER")
-"""At least one of these variables is set if there is a screen, or if the user does without."""
+"""At least one of these variables is set if there is a screen, or if the user draws without one."""
 
 
 @dataclass(frozen=True)
@@ -240,7 +240,7 @@ class _Runner:
         self._observations = self.env.reset(seed)
 
     def episode(self, stop: threading.Event) -> ScoredEpisode | None:
-        """Plays one episode; None if the environment cut it off, whose reward is then sent to nobody."""
+        """Plays one episode; None if the environment cut it off, in which case its reward is not sent."""
         sequence, score, length = uuid.uuid4().hex, 0.0, 0
         latencies: list[float] = []
         while True:

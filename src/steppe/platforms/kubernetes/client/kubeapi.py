@@ -26,9 +26,9 @@ CONNECT_SECONDS = 10.0
 GONE_SECONDS = 120.0
 """How long a deleted object may take to disappear."""
 TRIES = 3
-"""How often a request is sent that may be repeated."""
+"""How often a request that may be repeated is sent."""
 FORBIDDEN = (401, 403)
-"""The codes for users who may not do something; waiting does not help them."""
+"""The HTTP codes for missing permission, which waiting does not cure."""
 ROLE_PAGE = 'docs/kubernetes.md lists the role that Steppe needs, and "steppe cluster check" what is missing'
 
 API_PATHS = {
@@ -138,7 +138,7 @@ class Kube:
     def wait_until_gone(self, kind: str, labels: Mapping[str, str], seconds: float = GONE_SECONDS) -> list[str]:
         """Waits until no object of a kind has these labels; returns the names of those still there after `seconds`."""
         deadline, pause = time.monotonic() + seconds, 0.1
-        # One object is enough to go on waiting; an empty page may be followed by others, so then ask for all.
+        # One object is enough to continue; an empty page may be followed by others, so it is checked by listing all.
         while left := self.listed(kind, labels, limit=1) or self.listed(kind, labels):
             if time.monotonic() > deadline:
                 return [each["metadata"]["name"] for each in left]

@@ -35,7 +35,7 @@ Json = dict[str, Any]
 READER_SECONDS = 180.0
 """How long a reader may take to start."""
 POOL_SECONDS = 10.0
-"""For how long the health of the pool is not examined again: some workers may be missing as long as a run lasts."""
+"""How long the health of the pool is kept before another look, since some workers may be missing for a whole run."""
 LARGEST_NOTE = 200_000
 
 

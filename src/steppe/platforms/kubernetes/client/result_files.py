@@ -1,4 +1,4 @@
-"""Fetching the files of a run: each is checked, resumed where it was cut short, and comes from a Pod that answers."""
+"""Fetches the files of a run: each is checked, resumed after an interruption, and comes from a Pod that answers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FILE_SECONDS = 300.0
 TRIES = 5
 """How often a file is tried without any more of it arriving."""
 CHANGES = 20
-"""How often a file is fetched anew because the run has replaced it; the status is replaced every second."""
+"""How often a file is fetched again because the run has replaced it; the status is replaced every second."""
 PAUSE_SECONDS = 0.5
 COMING_SECONDS = 120.0
 """How long a download waits for a driver: one that is being replaced is back by then, if there is a node for it."""
@@ -97,7 +97,7 @@ class ResultFiles:
             except KubeError as error:
                 tries = TRIES if _size(half) > had else tries - 1
                 if not tries:
-                    # The reason why there is no other Pod says more than that the last one is gone.
+                    # The reason why there is no other Pod is more useful than the loss of the last one.
                     raise no_source or error from None
                 time.sleep(PAUSE_SECONDS * 2 ** (TRIES - tries))
                 no_source = self._find_source()

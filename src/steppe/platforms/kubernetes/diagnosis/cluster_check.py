@@ -115,7 +115,7 @@ def _check_permissions(kube: Kube, engine: Engine | None, has_policy: bool) -> C
 
 
 def _check_kuberay(kube: Kube) -> ClusterFinding:
-    """Whether KubeRay is installed; whether it is new enough only a RayJob shows."""
+    """Whether KubeRay is installed; only a RayJob shows whether it is new enough."""
     match has_kuberay(kube):
         case True:
             return ClusterFinding("KubeRay", "ok", "RayJobs are known")

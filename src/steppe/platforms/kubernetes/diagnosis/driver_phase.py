@@ -32,7 +32,7 @@ def is_expendable(kind: str, each: Json) -> bool:
 
 
 def with_sidecar_failure(status: Json | None, pod: Json) -> Json | None:
-    """Adds why a simulator beside the driver ended to a failure: the run itself only sees that it is away."""
+    """Adds to a failure why a simulator beside the driver ended; the run itself only notices that it is gone."""
     if status is None or status.get("state") != "failed" or not (end := sidecar_failure(pod)):
         return status
     return status | {"reason": "; ".join(part for part in (status.get("reason"), end) if part)}

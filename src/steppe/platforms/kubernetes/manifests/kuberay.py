@@ -29,7 +29,7 @@ DASHBOARD_PORT = 8265
 NODE_PORT = 6380
 """The port of the Ray of every Pod, independent of the version of Ray in its image."""
 RETRIES = 2
-"""How often KubeRay makes all Pods anew; a driver whose training dies restarts that by itself."""
+"""How often KubeRay replaces all Pods; before that the driver itself restarts a training that dies."""
 
 
 def ray_job(plan: ManifestPlan, metadata: Json) -> Json:

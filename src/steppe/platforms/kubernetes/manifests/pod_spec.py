@@ -31,7 +31,7 @@ USER = 1000
 GRACE_SECONDS = 60
 PATIENCE = 900.0
 READER_SECONDS = 900
-"""After so many seconds a reader that nobody has deleted ends by itself."""
+"""The lifetime in seconds of a reader that nobody deletes."""
 SCRATCH = "/tmp"
 """The folder that every Pod may write to: its HOME, for the files of Ray and other libraries."""
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "STEPPE_CORES")
