@@ -78,7 +78,7 @@ def test_the_page_asks_for_the_token(tmp_path):
         if kept := os.environ.get("STEPPE_KEEP_SCREENSHOTS"):
             browse(served.url, tmp_path, f"--screenshot={Path(kept) / 'locked.png'}")
     assert "locked</span>" in text
-    assert "the file that steppe serve named.</p>" in text
+    assert "steppe serve printed the path of its file.</p>" in text
     assert "epsilon_greedy" not in text
 
 
