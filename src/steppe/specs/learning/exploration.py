@@ -116,4 +116,4 @@ Noise = Annotated[
 ]
 """Exploration of continuous actions."""
 DriftingNoiseSpec = Annotated[OrnsteinUhlenbeck, BeforeValidator(_understood)]
-"""Noise that takes the place of independent normal numbers in drawing actions."""
+"""Noise that replaces independent normal numbers when actions are sampled."""
