@@ -112,7 +112,7 @@ class ExperimentSpec(Spec):
     deterministic: Flag = False
     """Whether the agent acts without exploring."""
     repeat_actions: Count = 1
-    """How many times the environment is stepped with each action."""
+    """The number of times that the environment is stepped with each action."""
     debug_logging: Flag = False
     """Whether the log contains details."""
     run_mode: Literal["single", "multi-threaded", "distributed", "async"] = "single"

@@ -228,7 +228,6 @@ def load_graph(file: str | Path, start: Path) -> tuple[GraphSpec, Path]:
 
 
 def _deployed(data: dict[str, Any], origins: Origins) -> GraphSpec:
-    """The graph of a SeldonDeployment."""
     deployment = read_deployment(data, origins)
     spec = validate(GraphSpec, deployment.graph, source=origins)
     if deployment.name is not None and not _is_name(deployment.name):

@@ -211,7 +211,7 @@ def _with_present_id(data: dict[str, Any], was_gym_id: bool) -> _Renamed:
 
 
 def _atari(data: dict[str, Any], game: re.Match[str], was_gym_id: bool) -> _Renamed:
-    """`BreakoutNoFrameskip-v4` as `ALE/Breakout-v5` with the settings it had."""
+    """Renames `BreakoutNoFrameskip-v4` to `ALE/Breakout-v5` with the settings it had."""
     name, ram, kind, version = game.groups()
     sticky = 0.25 if version == "0" else 0.0
     skipped: Any = {"NoFrameskip": 1, "Deterministic": 3 if name == "SpaceInvaders" else 4, None: [2, 5]}[kind]
@@ -230,7 +230,7 @@ def _atari(data: dict[str, Any], game: re.Match[str], was_gym_id: bool) -> _Rena
 
 
 def _now(old: str, new: str, settings: Mapping[str, Any] | None = None) -> str:
-    """One sentence on a new name."""
+    """The notice for a new name."""
     given = " and ".join(f"{name} {value}" for name, value in (settings or {}).items())
     return f'environment "{old}" now is {new}' + (f" with {given}" if given else "")
 

@@ -47,7 +47,7 @@ def settle_baseline(agent: AgentTranslation) -> None:
 
 
 def settle_others(agent: AgentTranslation) -> None:
-    """Translates the other objects."""
+    """Translates distribution, exploration, critic and other settings that are objects."""
     data, fields = agent.data, agent.fields
     if agent.name == "trpo" and data.get("baseline_optimizer", ()) is None:
         del data["baseline_optimizer"]

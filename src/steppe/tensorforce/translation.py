@@ -28,7 +28,7 @@ _OLD_FILES_SAY = (
 
 
 class Translation(NamedTuple):
-    """Data in today's words."""
+    """Data in today's words, with notices."""
 
     data: Any
     notices: tuple[str, ...] = ()

@@ -218,7 +218,7 @@ class Input(Spec):
     )
     """The inputs: parts of the observation, names of outputs, or "*" for the output of the layer before."""
     aggregation_type: Aggregation = "concat"
-    """How several inputs are combined."""
+    """The way in which several inputs are combined."""
     axis: int = -1
     """The axis along which concat joins them: -1 is the last, 1 the first after the batch."""
 

@@ -39,7 +39,7 @@ def _not_black(weights: tuple[float, ...]) -> tuple[float, ...]:
 
 
 class Sequence(Spec):
-    """The last few observations together, so that one observation shows what moves."""
+    """The last few observations together, so that one observation shows motion."""
 
     type: Literal["sequence"]
     length: Count = 2

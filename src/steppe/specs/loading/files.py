@@ -30,7 +30,7 @@ DEEPEST = 100
 MOST_YAML_VALUES = 100_000
 """The largest number of values in a YAML file with its aliases expanded."""
 SHIPPED = Path(__file__).parents[2] / "experiments" / "templates"
-"""The configs that come with Steppe: what `steppe init` writes."""
+"""The configs that come with Steppe and that `steppe init` writes."""
 _ENDINGS = f"{', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}"
 
 

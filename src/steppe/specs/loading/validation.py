@@ -171,7 +171,7 @@ def _sentence(
 
 
 def _way_to_give(word: str, parent: Steps, origins: Origins, options: Mapping[str, str]) -> str:
-    """The way out for a missing field."""
+    """The end of the error for a missing field."""
     if parent or word not in options:
         return "it has no default, so it must be given"
     return f"{'write it there or ' if origins.source else ''}give it with {options[word]}"
