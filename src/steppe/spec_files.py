@@ -1,4 +1,4 @@
-"""Loads specs: finds and reads files, puts in overrides, translates TensorForce's words once, and validates."""
+"""Loads specs: finds and reads files, applies overrides, translates TensorForce's words once, and validates."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from steppe.tensorforce import (
 DEFAULT_AGENT = "ppo"
 """The agent of an experiment that names none."""
 SWITCHED_OFF_BY_NONE = ("final_evaluation",)
-"""Fields for which None means null instead of not given."""
+"""Fields for which None means null instead of "not given"."""
 _OPTIONS = {"name": "-n/--name", "environment": "-E/--environment"}
 """The options of `steppe train` and `steppe experiment new` for the fields that a file may leave out."""
 
@@ -42,10 +42,10 @@ _OPTIONS = {"name": "-n/--name", "environment": "-E/--environment"}
 def load_experiment(
     file: str | Path | None, overrides: dict[str, Any], sets: list[str], start: Path, *, options: bool = True
 ) -> ExperimentSpec:
-    """The experiment in `file`, then `overrides` (None is not given), then each `path=value` of `sets`.
+    """The experiment in `file`, with `overrides` (None means not given) and then each `path=value` of `sets` applied.
 
-    Sub-specs given by name are looked up and inlined, and without an agent it is DEFAULT_AGENT. `options` says whether
-    errors speak of command-line options, such as `--episodes`.
+    Sub-specs given by name are looked up and inlined; the default agent is DEFAULT_AGENT. If `options` is true, errors
+    name command-line options such as `--episodes`.
     """
     data: dict[str, Any] = {}
     origins = Origins()
@@ -57,7 +57,7 @@ def load_experiment(
     if file is not None:
         path = find_config(file, "experiment", start)
         data, origins = _read_file(path)
-        # What is overridden anyway need not be found.
+        # A sub-spec that is overridden is not looked up.
         data = {key: value for key, value in data.items() if key not in given}
         data, origins = inline(data, origins, path.parent, path)
     for key, value in given.items():
@@ -77,7 +77,7 @@ def load_experiment(
         origins = origins.with_part(written, "--set", join_path("", written))
         data, origins = inline(data, origins, start)
     spec = read_experiment(data, origins, options=options)
-    # Both take whatever the environment or the agent takes, so the model cannot tell what JSON would lose.
+    # Both accept any settings, so the model does not notice values that JSON cannot represent.
     rule = "it must be something that JSON can hold"
     check_plain(spec.environment.settings, origins.below("environment", "settings"), rule=rule)
     check_plain(spec.agent.settings, spec.agent.origins, rule=rule)
@@ -85,9 +85,9 @@ def load_experiment(
 
 
 def read_experiment(data: Any, source: str | Origins = "", *, options: bool = False) -> ExperimentSpec:
-    """The experiment that a file or a caller describes, its sub-specs inlined; a SpecError says what is wrong.
+    """Validates the data of an experiment, its sub-specs inlined; raises a SpecError for mistakes.
 
-    `options` says whether errors speak of command-line options.
+    If `options` is true, errors name command-line options.
     """
     if isinstance(data, dict):
         data = {name: value for name, value in data.items() if name != EFFECTIVE}
@@ -98,13 +98,13 @@ def read_experiment(data: Any, source: str | Origins = "", *, options: bool = Fa
 
 
 def read_environment(data: Any, source: str | Origins = "") -> EnvironmentSpec:
-    """The environment that a file or a caller describes; a SpecError says what is wrong."""
+    """Validates the data of an environment; raises a SpecError for mistakes."""
     translation, origins = _translated(translate_environment, data, source)
     return validate(EnvironmentSpec, translation.data, source=origins).with_notices(translation.notices)
 
 
 def read_agent(data: Any, source: str | Origins = "") -> AgentSpec:
-    """The agent that a file or a caller describes; a SpecError says what is wrong."""
+    """Validates the data of an agent; raises a SpecError for mistakes."""
     translation, origins = _translated(translate_agent, data, source)
     spec = validate(AgentSpec, translation.data, source=origins)
     spec.written_in(origins)
@@ -112,13 +112,13 @@ def read_agent(data: Any, source: str | Origins = "") -> AgentSpec:
 
 
 def read_network(data: Any, source: str | Origins = "") -> NetworkSpec:
-    """The network that a file or a caller describes; a SpecError says what is wrong."""
+    """Validates the data of a network; raises a SpecError for mistakes."""
     translation, origins = _translated(translate_network, data, source)
     return validate(NetworkSpec, translation.data, source=origins)
 
 
 def read_cluster(data: Any, source: str | Origins = "") -> ClusterSpec:
-    """The cluster that a file or a caller describes; a SpecError says what is wrong."""
+    """Validates the data of a cluster; raises a SpecError for mistakes."""
     translation, origins = _translated(translate_cluster, data, source)
     return validate(ClusterSpec, translation.data, source=origins)
 
@@ -126,7 +126,7 @@ def read_cluster(data: Any, source: str | Origins = "") -> ClusterSpec:
 def _translated(
     translator: Callable[[Any], Translation], data: Any, source: str | Origins
 ) -> tuple[Translation, Origins]:
-    """(the data in today's words, where it was written)."""
+    """Returns (the translation of `data`, its origins)."""
     origins = source if isinstance(source, Origins) else Origins(source)
     try:
         translation = translator(data)
@@ -137,7 +137,7 @@ def _translated(
 
 
 def _at(data: Any, steps: tuple[str | int, ...]) -> Any:
-    """The value at `steps`, or None if the way there is not that of plain objects and lists."""
+    """The value at `steps`, or None if there is none."""
     try:
         return functools.reduce(operator.getitem, steps, data)
     except (KeyError, IndexError, TypeError):
@@ -145,7 +145,7 @@ def _at(data: Any, steps: tuple[str | int, ...]) -> Any:
 
 
 def _read_file(path: Path) -> tuple[dict[str, Any], Origins]:
-    """(data, where it was written); a file that gives no name gives its own."""
+    """Returns (data, origins); an experiment without a name is called like its file."""
     data, origins = read_spec_file(path), Origins(shown_path(path))
     if not isinstance(data, dict):
         validate(ExperimentSpec, data, source=origins)

@@ -1,4 +1,4 @@
-"""Which modules a file may name."""
+"""The modules that a file may name."""
 
 from __future__ import annotations
 

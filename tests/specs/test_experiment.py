@@ -37,7 +37,7 @@ def sentence_of(function, *arguments, **keywords):
     return str(error.value)
 
 
-# What a spec is
+# Specs
 
 
 def test_the_defaults_are_the_documented_ones(project):
@@ -106,7 +106,7 @@ def test_a_name_that_is_no_safe_folder_is_refused(project, name):
         load(project, CARTPOLE | {"name": name})
 
 
-# Where its parts come from
+# Parts in files of their own
 
 
 def test_sub_specs_are_found_by_name_by_path_and_inline(project):
@@ -493,7 +493,7 @@ def test_wrong_agent_settings_can_be_named_later_where_they_were_written(project
     )
 
 
-# Written down and read again
+# Saved and read again
 
 plain = st.recursive(
     st.none()
@@ -518,7 +518,7 @@ layers = st.one_of(
 
 
 def _names_an_environment(id: str) -> bool:
-    """Not a connection, which needs an address, nor an environment of old files."""
+    """Whether the id is neither a connection, which needs an address, nor an environment of old files."""
     try:
         return read_environment(id).id == id and id not in ("remote", "ue4")
     except (SpecError, ValueError):
@@ -536,7 +536,7 @@ experiments = st.fixed_dictionaries(
         ),
         "agent": st.builds(
             lambda kind, extra: {"type": kind} | extra,
-            # Settings of known agents are translated, and wrong ones refused then.
+            # Settings of known agents would be translated, and wrong ones refused.
             st.sampled_from(["mine", "mine_agent"]),
             st.dictionaries(settings_keys, plain, max_size=3),
         ),

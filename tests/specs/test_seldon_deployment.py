@@ -1,4 +1,4 @@
-"""SeldonDeployment files, as people have them, read as graphs."""
+"""SeldonDeployment files are read as graphs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The words of a graph to serve."""
+"""Specs of graphs to serve."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ def test_every_successor_is_registered() -> None:
 
     missing = {new for new in _SUCCESSORS.values() if callable(gymnasium.registry[new].entry_point)}
     assert missing == set()
-    # An old id that still runs would be taken away from its users.
+    # An old id that still works is not replaced.
     assert {
         old for old in _SUCCESSORS if old in gymnasium.registry and not callable(gymnasium.registry[old].entry_point)
     } == set()

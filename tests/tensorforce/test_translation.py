@@ -1,4 +1,4 @@
-"""Old files are translated once: what comes out has today's words only, and comes out the same again."""
+"""Old files are translated once: the result has only today's words, and translating it again does not change it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_an_old_experiment_is_written_down_in_todays_words() -> None:
     assert written["environment"]["id"] == "Pendulum-v1"
     assert not {*SAME_THING, "update_mode", "saver"} & set(written["agent"]) - {"batch_size"}
     assert (written["agent"]["target_sync_frequency"], written["agent"]["update_frequency"]) == (250, 4)
-    # Specs read it without the front end, as workers do.
+    # Specs read the result without the front end, as workers do.
     alone = ExperimentSpec.model_validate(written)
     model = agents.settings_class("dqn")
     assert alone.agent.settings_as(model) == spec.agent.settings_as(model)

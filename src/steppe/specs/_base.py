@@ -46,7 +46,7 @@ class ListSpec(RootModel[T], Generic[T]):
 
 @dataclass(frozen=True)
 class Notices:
-    """Sentences for the user on how a file was understood; all are equal, since they are no part of a spec's value."""
+    """Notices for the user about how a file was read. All compare equal, since they are no part of a spec's value."""
 
     sentences: tuple[str, ...] = field(default=(), compare=False)
 

@@ -1,8 +1,8 @@
 """The Python modules that a file or a message may name for import: only those that the caller allows.
 
 Importing a module runs its code. A policy can name a module for a layer ("my_layers:MyLayer"), and a run folder one for
-its environment ("my_env:make"), so whoever reads one says which modules it may name. Specs that a user trains need no
-such permission: training runs the user's own code.
+its environment ("my_env:make"), so the caller that reads one states which modules it may name. Specs that a user trains
+need no such permission: training runs the user's own code.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from steppe.specs.environment import IN_PROCESS, EnvironmentSpec
 from steppe.specs.learning.network import Custom, NetworkSpec
 
 WRAPPERS = "gymnasium.wrappers"
-"""The wrappers in here belong to gymnasium and need no permission."""
+"""Wrappers of this module belong to gymnasium and need no permission."""
 OLD_GYM = "GymV"
-"""How gymnasium's environments begin that make one of the old package gym, which may import a module too."""
+"""The prefix of gymnasium's environments that wrap one of the old package gym, which may import a module too."""
 LONGEST_SHOWN = 100
 
 
@@ -34,7 +34,7 @@ class AllowedModules:
 
     @classmethod
     def of(cls, given: str | Iterable[str]) -> AllowedModules:
-        """Reads what a caller allows: one name, several, or several with commas between them."""
+        """Parses the modules that a caller allows: one name, several, or several with commas between them."""
         words = [given] if isinstance(given, str) else list(given)
         names = [name.strip() for word in words for name in word.split(",")]
         for name in names:
@@ -58,7 +58,7 @@ class AllowedModules:
     def check_environment(self, environment: EnvironmentSpec, whose: str) -> None:
         """Refuses an environment of a module that is not allowed, and wrappers of one; imports nothing."""
         id, settings = environment.id, environment.settings
-        # An object of this process was handed over by its own code, and is found in no module.
+        # An object of this process was passed by its own code and needs no import.
         named = "" if id.startswith(IN_PROCESS) else id
         for each in (named, str(settings.get("env_id", "")) if id.startswith(OLD_GYM) else ""):
             for module in each.split(":")[:-1]:
@@ -70,7 +70,7 @@ class AllowedModules:
             module, colon, name = path.partition(":")
             if not colon:
                 module, _, name = path.rpartition(".")
-            # Beyond a dot there may be anything that the module itself has imported.
+            # A dotted name could reach anything that the module has imported.
             if not (module == WRAPPERS and name.isidentifier()):
                 self._check(module, f'{whose} has the wrapper "{_shown(path)}"')
 
@@ -88,20 +88,20 @@ EVERY_MODULE = AllowedModules(all=True)
 
 
 def named_by(spec: BaseModel) -> AllowedModules:
-    """The modules that a user's own spec names anywhere: what it trains may name them again."""
+    """The modules named anywhere in a user's own spec; the trained policy may name them too."""
     modules = (text.partition(":")[0] for text in _texts(spec.model_dump()) if _names_module(text))
     return AllowedModules(frozenset(modules))
 
 
 def named_in(text: str | None) -> AllowedModules:
-    """The module that a user has typed as part of "module:callable"."""
+    """The module of a "module:callable" that a user has typed."""
     if text is None or not _names_module(text):
         return NO_MODULES
     return AllowedModules(frozenset({text.partition(":")[0]}))
 
 
 def _names_module(text: str) -> bool:
-    """Whether it reads "module:callable", or gymnasium's "module:namespace/Name-v0"."""
+    """Whether the text has the form "module:callable" or gymnasium's "module:namespace/Name-v0"."""
     module, colon, name = text.rpartition(":")
     return bool(colon and name) and _is_dotted(module)
 
@@ -122,5 +122,5 @@ def _is_dotted(name: str) -> bool:
 
 
 def _shown(text: str) -> str:
-    """Somebody else's text, short and without anything that a terminal would obey."""
+    """Untrusted text, shortened and without control characters."""
     return "".join(letter if letter.isprintable() else "?" for letter in text[:LONGEST_SHOWN])

@@ -50,11 +50,11 @@ class EnvironmentSpec(Spec):
 
     @property
     def notices(self) -> tuple[str, ...]:
-        """Sentences for the user on how the file was understood; no part of the value."""
+        """Notices for the user about how the file was read; no part of the value."""
         return self._notices.sentences
 
     def with_notices(self, sentences: tuple[str, ...]) -> EnvironmentSpec:
-        """The same environment, which remembers these sentences."""
+        """The same environment with these notices."""
         self._notices = Notices(sentences)
         return self
 

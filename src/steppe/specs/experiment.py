@@ -1,4 +1,4 @@
-"""An experiment: environment, agent, limits, and what a run records."""
+"""An experiment: environment, agent, limits, and the records of a run."""
 
 from __future__ import annotations
 
@@ -75,13 +75,13 @@ class FinalEvaluationSpec(Spec):
     """The evaluation of the last and the best policy at the end of a run."""
 
     episodes: Count = 20
-    """The number of episodes that each of them plays; fewer if the time is over."""
+    """The number of episodes that each of them plays; fewer if the time limit is reached."""
     greedy: Flag = True
     """Whether the most likely action is taken instead of a random one."""
     seconds: Positive | None = None
-    """How long it may take; without it a tenth of the time spent training, at least 20 s and at most 60."""
+    """Its time limit in seconds; by default a tenth of the training time, at least 20 s and at most 60 s."""
     hand_out: Literal["better", "last"] = "better"
-    """Which policy is in policy/ afterwards: the one with the larger mean return, or the last one in any case."""
+    """The policy saved in policy/: the one with the larger mean return, or always the last one."""
 
 
 class ExperimentSpec(Spec):
@@ -102,7 +102,7 @@ class ExperimentSpec(Spec):
     cluster: ClusterSpec | None = None
     """The cluster to run on."""
     platform: Literal["local", "ray", "kubernetes"] = "local"
-    """Where its processes run."""
+    """The platform on which its processes run."""
     episodes: Count | None = None
     """The number of episodes to run, over all environments and workers."""
     total_timesteps: Count | None = None
@@ -112,11 +112,11 @@ class ExperimentSpec(Spec):
     deterministic: Flag = False
     """Whether the agent acts without exploring."""
     repeat_actions: Count = 1
-    """How many times the environment is stepped with each action."""
+    """The number of times that the environment is stepped with each action."""
     debug_logging: Flag = False
     """Whether the log contains details."""
     run_mode: Literal["single", "multi-threaded", "distributed", "async"] = "single"
-    """How the work is spread."""
+    """How the work is spread over threads and processes."""
     num_workers: Count = 3
     """The number of workers that act, in every run mode but single."""
     num_parameter_servers: Natural = 1
@@ -138,7 +138,7 @@ class ExperimentSpec(Spec):
     seed: Annotated[Natural, AfterValidator(_fits_a_key)] | None = None
     """The seed of all randomness; without it each run differs."""
     evaluation: EvaluationSpec | None = None
-    """Evaluations during training; none without it."""
+    """Evaluations during training; none by default."""
     final_evaluation: FinalEvaluationSpec | None = FinalEvaluationSpec()
     """The evaluation of the last and the best policy at the end of the run; null switches it off."""
     stop_at_return: Number | None = None
@@ -152,11 +152,11 @@ class ExperimentSpec(Spec):
 
     @property
     def notices(self) -> tuple[str, ...]:
-        """Sentences for the user on how the file was understood; no part of the value."""
+        """Notices for the user about how the file was read; no part of the value."""
         return self._notices.sentences
 
     def with_notices(self, sentences: tuple[str, ...]) -> ExperimentSpec:
-        """The same experiment, which remembers these sentences."""
+        """The same experiment with these notices."""
         self._notices = Notices(sentences)
         return self
 
@@ -200,7 +200,7 @@ class ExperimentSpec(Spec):
 
     @property
     def limits(self) -> tuple[int | None, int | None]:
-        """(episodes, total_timesteps), None where there is no limit."""
+        """(episodes, total_timesteps), None if there is no limit."""
         if self.episodes is None and self.total_timesteps is None:
             return DEFAULT_LIMITS
         return self.episodes, self.total_timesteps

@@ -1,6 +1,6 @@
 """Reads a SeldonDeployment, the file of a graph in Seldon Core 1, as a graph of Steppe's.
 
-A model's policy is the experiment that is called like the model, or what its `modelUri` names. No container is started.
+A model's policy is the experiment with the model's name, or the one that its `modelUri` names. No container is started.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ MODELS = ("", "MODEL", "UNKNOWN_TYPE")
 SERVERS = ("SIMPLE_MODEL", "UNKNOWN_IMPLEMENTATION")
 """Implementations of a model beside the prepackaged ones, whose names end in _SERVER."""
 QUIET = ("n_branches", "verbose", "debug", "model_uri", "method")
-"""Parameters that need no notice: they say what is known anyway, or how a container runs."""
+"""Parameters that need no notice: they repeat the graph or configure a container."""
 
 
 class Deployment(NamedTuple):
-    """What a SeldonDeployment says in Steppe's words."""
+    """A SeldonDeployment in Steppe's words."""
 
     name: str | None
-    """The deployment's."""
+    """The deployment's name."""
     graph: dict[str, Any]
     notices: tuple[str, ...]
-    """What it says beside that, and what becomes of it."""
+    """Notices about its other fields."""
 
 
 def is_deployment(data: Any) -> bool:
@@ -38,7 +38,7 @@ def is_deployment(data: Any) -> bool:
 
 
 def read_deployment(data: dict[str, Any], origins: Origins) -> Deployment:
-    """The graph of a SeldonDeployment; a SpecError for what Steppe cannot do."""
+    """The graph of a SeldonDeployment; raises a SpecError for parts that Steppe does not support."""
     return _Reader(origins).read(data)
 
 
@@ -47,7 +47,7 @@ class _Reader:
         self._origins = origins
         self._notices: list[str] = []
         self._images: dict[str, str] = {}
-        """The container of each node of the predictor that is read."""
+        """The image of each container of the predictor that is being read."""
 
     def read(self, data: dict[str, Any]) -> Deployment:
         spec = self._object(data.get("spec"), ("spec",))
@@ -63,7 +63,7 @@ class _Reader:
         return Deployment(name, self._joined(predictors), tuple(self._notices))
 
     def _joined(self, predictors: list[Any]) -> dict[str, Any]:
-        """One graph of all predictors: those that answer by their traffic, the others in their shadow."""
+        """One graph of all predictors: the live ones as an A/B test by their traffic, the others as its shadows."""
         live: list[dict[str, Any]] = []
         traffic: list[float] = []
         shadows: list[dict[str, Any]] = []
@@ -150,7 +150,7 @@ class _Reader:
         return {"kind": "router", "name": name, "branches": branches, "bandit": bandit}
 
     def _implementation_of_image(self, name: str, steps: Steps) -> str:
-        """What a router does whose node says nothing but whose container does, as in Seldon's first examples."""
+        """The bandit in the name of a router's image, if its node has no implementation, as in Seldon's first files."""
         image = self._images.get(name, "").upper().replace("-", "_")
         for word in BANDITS:
             if word in image:
@@ -159,7 +159,7 @@ class _Reader:
         raise self._mistake(f'it is not known how router "{name}" chooses', steps, way_out)
 
     def _parameters(self, node: dict[str, Any], known: tuple[str, ...], name: str, steps: Steps) -> dict[str, float]:
-        """The numbers of the parameters that mean something here; a notice for others."""
+        """The values of the `known` parameters; others get a notice."""
         found: dict[str, float] = {}
         for index, each in enumerate(self._list(node.get("parameters") or [], (*steps, "parameters"))):
             place = (*steps, "parameters", index)
@@ -192,7 +192,7 @@ class _Reader:
 
 
 def _images(components: Any) -> list[tuple[str, str]]:
-    """(container's name, image) of everything in componentSpecs; whatever is written otherwise is no matter."""
+    """(container's name, image) of everything in componentSpecs; malformed entries are skipped."""
     pods = [each.get("spec") for each in components if isinstance(each, dict)] if isinstance(components, list) else []
     containers = [pod.get("containers") for pod in pods if isinstance(pod, dict)]
     return [

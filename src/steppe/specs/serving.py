@@ -16,11 +16,11 @@ from steppe.specs.loading.validation import Origins, validate
 from steppe.specs.seldon_deployment import is_deployment, read_deployment
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
-"""What a name looks like; beside that it has no two dots in a row."""
+"""The form of a name, which may not have two dots in a row either."""
 
 
 def _is_name(text: str) -> bool:
-    # Names stand in addresses, in labels of metrics and in folders.
+    # Names are used in addresses, labels of metrics and folders.
     return NAME.fullmatch(text) is not None and ".." not in text
 
 
@@ -34,7 +34,7 @@ def _checked_name(name: str) -> str:
 
 
 def check_name(name: str) -> None:
-    """Refuses what cannot be the name of an endpoint: it names a folder too."""
+    """Refuses a name that no endpoint can have; endpoints name folders too."""
     try:
         _checked_name(name)
     except ValueError as error:
@@ -46,13 +46,13 @@ Text = Annotated[str, Field(min_length=1)]
 
 
 class EpsilonGreedy(Spec):
-    """Mostly the branch with the highest mean reward, now and then any."""
+    """Mostly the branch with the highest mean reward, sometimes a random one."""
 
     type: Literal["epsilon_greedy"] = "epsilon_greedy"
     epsilon: Unit = 0.1
-    """The share of episodes that go to any branch."""
+    """The share of episodes that go to a random branch."""
     patience: Count = 100
-    """How often a branch is tried first although no reward ever came back from it."""
+    """The number of times that a branch is tried at first even if no reward comes back from it."""
 
 
 class Ucb1(Spec):
@@ -60,13 +60,13 @@ class Ucb1(Spec):
 
     type: Literal["ucb1"] = "ucb1"
     exploration: NonNegative = 1.0
-    """How wide the bound is: a multiple of that in the paper."""
+    """The width of the bound, as a multiple of that in the paper."""
     reward_range: Positive | None = None
-    """The distance between the lowest and the highest reward there can be; without it, of those seen."""
+    """The distance between the lowest and the highest possible reward; by default that of the rewards seen."""
     floor: Unit = 0.01
-    """The least probability of every branch; without any, branches cannot be compared off-line."""
+    """The least probability of every branch; at 0, branches cannot be compared off-line."""
     patience: Count = 100
-    """How often a branch is tried first although no reward ever came back from it."""
+    """The number of times that a branch is tried at first even if no reward comes back from it."""
 
 
 class Thompson(Spec):
@@ -74,9 +74,9 @@ class Thompson(Spec):
 
     type: Literal["thompson"] = "thompson"
     floor: Unit = 0.01
-    """The least probability of every branch; without any, branches cannot be compared off-line."""
+    """The least probability of every branch; at 0, branches cannot be compared off-line."""
     patience: Count = 100
-    """How often a branch is tried first although no reward ever came back from it."""
+    """The number of times that a branch is tried at first even if no reward comes back from it."""
 
 
 def _understood_bandit(value: Any) -> Any:
@@ -97,13 +97,13 @@ class ModelSpec(Spec):
 
     kind: Literal["model"] = "model"
     name: Name = ""
-    """What it is called; without it, like its experiment or folder."""
+    """The node's name; by default that of its experiment or folder."""
     policy: Text
     """An experiment's name, or the path of a run folder or a policy folder (seen from the graph's file)."""
     version: Text | None = None
-    """The one version to serve; without it the newest."""
+    """The one version to serve; by default the newest."""
     deterministic: Flag = True
-    """Whether it takes its best action, where a question does not say."""
+    """Whether it takes its best action, unless a request says otherwise."""
 
     @model_validator(mode="before")
     @classmethod
@@ -120,11 +120,11 @@ class AbTestSpec(Spec):
 
     kind: Literal["abtest"] = "abtest"
     name: Name = "abtest"
-    """What it is called."""
+    """The node's name."""
     branches: Annotated[tuple[Node, ...], Field(min_length=2)]
-    """What it chooses from."""
+    """The branches that it chooses from."""
     weights: tuple[NonNegative, ...] | None = None
-    """How much of the traffic each branch gets, in any unit; without them all get the same."""
+    """The share of the traffic of each branch, in any unit; equal by default."""
 
     @model_validator(mode="after")
     def _has_a_weight_for_each(self) -> AbTestSpec:
@@ -141,11 +141,11 @@ class RouterSpec(Spec):
 
     kind: Literal["router"] = "router"
     name: Name = "router"
-    """What it is called."""
+    """The node's name."""
     branches: Annotated[tuple[Node, ...], Field(min_length=2)]
-    """What it chooses from."""
+    """The branches that it chooses from."""
     bandit: BanditSpec = EpsilonGreedy()
-    """How it chooses: epsilon_greedy, ucb1 or thompson, with its settings."""
+    """The method of choice: epsilon_greedy, ucb1 or thompson, with its settings."""
 
     @model_validator(mode="after")
     def _has_room_for_the_floor(self) -> RouterSpec:
@@ -156,19 +156,19 @@ class RouterSpec(Spec):
 
 
 class ShadowSpec(Spec):
-    """One branch answers; policies in its shadow are asked too, and only compared with it."""
+    """One branch answers; policies in its shadow get the same requests and are only compared with it."""
 
     kind: Literal["shadow"] = "shadow"
     name: Name = "shadow"
-    """What it is called."""
+    """The node's name."""
     live: Node
-    """What answers."""
+    """The node that answers."""
     shadows: Annotated[tuple[ShadowedModel, ...], Field(min_length=1)]
-    """The policies that are only asked."""
+    """The policies in the shadow."""
 
 
 def _understood_node(value: Any) -> Any:
-    """A bare text is a policy, and what names a policy need not say that it is a model."""
+    """A bare text is a policy, and a node with a policy need not have a kind."""
     if isinstance(value, str):
         return {"kind": "model", "policy": value}
     if isinstance(value, dict) and "kind" not in value and "policy" in value:
@@ -200,12 +200,12 @@ class GraphSpec(RootModel[Node]):
 
     @property
     def name(self) -> str:
-        """What its endpoint is called: the root's name, or that of the deployment it was read from."""
+        """The endpoint's name: the root's, or that of the deployment it was read from."""
         return self._name or self.root.name
 
     @property
     def notices(self) -> tuple[str, ...]:
-        """What its file says and what is not done, in sentences for the user."""
+        """Notices for the user about the file's unused parts."""
         return self._notices
 
     def nodes(self) -> Iterator[ModelSpec | AbTestSpec | RouterSpec | ShadowSpec]:
@@ -228,7 +228,6 @@ def load_graph(file: str | Path, start: Path) -> tuple[GraphSpec, Path]:
 
 
 def _deployed(data: dict[str, Any], origins: Origins) -> GraphSpec:
-    """The graph of a SeldonDeployment."""
     deployment = read_deployment(data, origins)
     spec = validate(GraphSpec, deployment.graph, source=origins)
     if deployment.name is not None and not _is_name(deployment.name):

@@ -1,4 +1,4 @@
-"""What can be observed and done: small, JSON-ready descriptions that need neither gymnasium nor JAX."""
+"""Spaces of observations and actions: small, JSON-ready descriptions that need neither gymnasium nor JAX."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Box:
     high: tuple[float, ...] = (float("inf"),)
     dtype: str = "float32"
     parts: tuple[Part, ...] = ()
-    """What lies where, when this vector holds the flattened parts of a Dict or Tuple."""
+    """The parts, if this vector is a flattened Dict or Tuple."""
 
     @property
     def size(self) -> int:
-        """How many numbers one value holds."""
+        """The number of elements in one value."""
         return int(np.prod(self.shape, dtype=int))
 
     @property
@@ -65,7 +65,7 @@ class MultiDiscrete:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """One place for each choice."""
+        """One element for each choice."""
         return (len(self.nvec),)
 
 
@@ -81,11 +81,11 @@ class Part:
     start: int
     """The index of its first number in the vector."""
     space: Space
-    """What it was before it was flattened."""
+    """The space of the part before it was flattened."""
 
     @property
     def size(self) -> int:
-        """How many numbers of the vector it takes."""
+        """The number of elements that it takes in the vector."""
         match self.space:
             case Box():
                 return self.space.size
@@ -96,7 +96,7 @@ class Part:
 
     @property
     def is_bytes(self) -> bool:
-        """Whether its numbers lie in 0 .. 255 and are divided by 255 on their way into a network."""
+        """Whether its numbers lie in 0 .. 255 and are divided by 255 before the network."""
         return isinstance(self.space, Box) and self.space.dtype == "uint8"
 
 
@@ -115,7 +115,7 @@ def to_json(space: Space) -> dict[str, Any]:
 
 
 def are_same(one: Space, other: Space) -> bool:
-    """Whether two descriptions mean the same space; one bound for all is the same as an equal bound for each."""
+    """Whether two descriptions mean the same space; one bound for all equals the same bound for each."""
     return _shortened(one) == _shortened(other)
 
 
@@ -150,7 +150,5 @@ def _shortened(space: Space) -> Space:
 
 
 def action_dtype(space: Space) -> str:
-    """How actions travel: choices as they are, and those of a Box as real numbers, which the environment's own side
-    clips and, where it takes whole numbers, rounds.
-    """
+    """The type of actions as sent: those of a Box are floats, even if the environment has to round them."""
     return "float32" if isinstance(space, Box) else space.dtype

@@ -1,4 +1,4 @@
-"""Where in the user's own code an exception was raised: the part of a traceback that helps its reader."""
+"""The place in the user's own code where an exception was raised: the useful part of a traceback."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _STEPPE = str(Path(__file__).parents[1])
 _STANDARD = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib"))
 _INSTALLED = ("site-packages", "dist-packages")
 _BETWEEN = ("gymnasium", "numpy", "jax", "ray")
-"""Packages that call the user's code or are called by it; a mistake is rarely theirs."""
+"""Packages that call the user's code or are called by it, and rarely contain the mistake."""
 DEBUG = "--debug shows the whole traceback"
 GYMNASIUM_EXTRA = r"\bgymnasium\[([\w-]+)\]"
 STEPPE_EXTRAS = {
@@ -35,7 +35,7 @@ def told(error: BaseException, when: str = "") -> str:
 
 
 def without_debug(sentence: str) -> str:
-    """The sentence for a reader who has no --debug: Python itself shows the traceback of an exception."""
+    """The sentence without its hint about --debug, for callers in Python, which shows tracebacks itself."""
     return sentence.replace(f" ({DEBUG})", "")
 
 
@@ -66,15 +66,15 @@ def place_of(error: BaseException) -> str:
 
 
 def traceback_of(error: BaseException) -> str:
-    """The whole traceback, with those of the exceptions that led to it."""
+    """The whole traceback, with those of the exceptions that caused it."""
     return "".join(traceback.format_exception(error)).rstrip()
 
 
 def has_traceback(error: BaseException) -> bool:
-    """Whether code of the user's raised it, here or in a worker process, so that its traceback says more than it."""
+    """Whether the user's code raised it, here or in a worker process, so that its traceback is worth showing."""
     return error.__cause__ is not None or bool(getattr(error, "__notes__", ()))
 
 
 def _is_standard(file: str) -> bool:
-    """Whether it belongs to Python's own library, in whose folder packages may be installed too."""
+    """Whether the file belongs to Python's standard library, whose folder may also contain installed packages."""
     return file.startswith(_STANDARD) and not any(word in Path(file).parts for word in _INSTALLED)

@@ -1,7 +1,7 @@
-"""A front end for files of TensorForce and of its client tfcli: their words in, today's words out.
+"""A front end for files of TensorForce and of its client tfcli: translates their words into today's.
 
 `translate` is called once, where a file or a caller's dict is loaded. Specs, validators and runners know only today's
-words. Data in today's words comes out as it went in, so a file need not say which it is.
+words. Data in today's words is returned unchanged, so a file need not say which words it uses.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ OLD_FIELDS = {"timesteps": "total_timesteps", "max_episode_timesteps": "max_time
 
 
 def translate(data: Any) -> Translation:
-    """An experiment, its sub-specs inlined, in today's words; a TranslationError says what cannot be translated."""
+    """Translates an experiment with inlined sub-specs into today's words; may raise a TranslationError."""
     if not isinstance(data, dict):
         return Translation(data)
     notices: tuple[str, ...] = ()
@@ -64,7 +64,7 @@ def translate_cluster(data: Any) -> Translation:
 
 
 def in_present_fields(data: dict[str, Any]) -> dict[str, Any]:
-    """An experiment by the names that its fields have today."""
+    """An experiment with today's names of its fields."""
     data = {name: value for name, value in data.items() if (name, value) != ("type", "experiment")}
     for old, new in OLD_FIELDS.items():
         if old in data and new not in data:
@@ -80,7 +80,7 @@ def _part(translator: Any, data: dict[str, Any], name: str) -> Translation:
 
 
 def _kind(environment: Any) -> Any:
-    """The kind of an environment that may be described wrongly still."""
+    """The kind of an environment whose description may still be wrong."""
     if not isinstance(environment, dict):
         return "other"
     id = environment.get("id", environment.get("gym_id", environment.get("type")))

@@ -1,4 +1,4 @@
-"""Agents in files for TensorForce, in today's words."""
+"""Translates agents in files for TensorForce into today's words."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from steppe.tensorforce.translation import AgentTranslation, Translation, Transl
 
 
 def translate_agent(data: Any, kind: Kind = "other") -> Translation:
-    """An agent that learns in a `kind` of environment; what is no agent at all is left for its spec to refuse.
+    """Translates an agent that learns in a `kind` of environment; data that is no agent is left for its spec to refuse.
 
-    The defaults of TensorForce are written out, so that the result stays the same if it is translated again.
+    TensorForce's defaults are written out, so that translating the result again does not change it.
     """
     data = {"type": data} if isinstance(data, str) else data
     if not isinstance(data, dict) or not isinstance(word := data.get("type"), str):
@@ -41,7 +41,7 @@ def translate_agent(data: Any, kind: Kind = "other") -> Translation:
 
 
 def understood(agent: AgentTranslation) -> AgentTranslation:
-    """The settings in today's words, or a TranslationError with the reason why not."""
+    """The settings in today's words; raises a TranslationError with the reason if that is impossible."""
     without_effect.drop(agent)
     rename(agent)
     parts.settle_baseline(agent)
@@ -55,7 +55,7 @@ def understood(agent: AgentTranslation) -> AgentTranslation:
 
 
 def _owner(name: str, word: str, data: dict[str, Any], settings: dict[str, Any]) -> str | None:
-    """Whose defaults hold: as the agent says, else TensorForce's if its words are."""
+    """The owner of the defaults: the one the agent names, else "tensorforce" if its words are TensorForce's."""
     owner = data.get(DEFAULTS_OF)
     if owner is None:
         return "tensorforce" if is_for_tensorforce(name, word, settings) else None

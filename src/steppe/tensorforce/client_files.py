@@ -19,7 +19,7 @@ def is_old(data: Any) -> bool:
 
 
 def translate_client_file(data: dict[str, Any]) -> Translation:
-    """The experiment without the old tfcli's notes; a notice tells of a frequency that its own runner refused."""
+    """The experiment without the old tfcli's notes; a notice reports a frequency that its own runner refused."""
     data = {name: value for name, value in data.items() if name not in _ITS_OWN}
     if isinstance(cluster := data.get("cluster"), dict):
         data["cluster"] = {name: value for name, value in cluster.items() if name not in _ITS_CLUSTERS_OWN}

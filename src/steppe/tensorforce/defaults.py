@@ -14,7 +14,7 @@ from steppe.tensorforce.rollout_words import steps_of
 
 OWNERS = ("steppe", "tensorforce")
 AGENTS = ("dqn", "ddqn", "dqn_nstep", "dqfd", "naf", "ddpg", "ppo", "vpg", "trpo")
-"""The agents of TensorForce that learn and are here too."""
+"""TensorForce's learning agents that exist here too."""
 _FLAT = (
     *("first_update", "repeat_update", "update_frequency", "keep_last_timestep", "preprocessing", "explorations_spec"),
     *("states_preprocessing_spec", "reward_preprocessing_spec", "distributions_spec", "saver_spec", "summary_spec"),
@@ -40,9 +40,9 @@ _WITH_OPTIMIZERS = ("optimizer", "step_optimizer", "baseline_optimizer", "critic
 
 
 def is_for_tensorforce(name: str, written: str, settings: Mapping[str, Any]) -> bool:
-    """Whether an agent's file is one for TensorForce: by the agent's name as it was written there, or by two words.
+    """Whether an agent's file is for TensorForce: by the spelling of its name, or by two of TensorForce's words.
 
-    One word may be in a file of Steppe's own, since some are other names of its settings; null, 0 and false are none.
+    One word is not enough, since some are other names of Steppe's settings; null, 0 and false do not count.
     """
     if name not in AGENTS:
         return False
@@ -50,7 +50,7 @@ def is_for_tensorforce(name: str, written: str, settings: Mapping[str, Any]) -> 
 
 
 def defaults_of(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Today's settings -> TensorForce's defaults of that agent, which partly follow from what is given."""
+    """Today's settings -> TensorForce's defaults of that agent, some of which follow from the given settings."""
     is_flat = settings.get("update_mode") is None and any(word in settings for word in (*_FLAT, "batch_size"))
     if name in ("ppo", "vpg", "trpo"):
         found = _of_policy_gradient(name, settings, is_flat)
@@ -64,7 +64,7 @@ def defaults_of(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_optimizers(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings with what TensorForce's optimizers did by default written out."""
+    """The settings with the defaults of TensorForce's optimizers written out."""
     changed = {name: _optimizer(settings[name]) for name in _WITH_OPTIMIZERS if settings.get(name) is not None}
     return {**settings, **changed}
 
@@ -73,7 +73,7 @@ def _of_replay(name: str, settings: Mapping[str, Any], is_flat: bool) -> dict[st
     mode = _object(settings, "update_mode")
     usual = 10 if name == "ddpg" else 32
     size = _count(mode.get("batch_size"), _count(settings.get("batch_size"), usual))
-    # Without a frequency 0.4 learned once for each batch; dqn and its kind said 4 if they were told nothing at all.
+    # Without a frequency 0.4 learned once for each batch; without an update_mode, dqn and its variants used 4.
     every = 4 if is_flat or (not mode and name != "ddpg") else size
     every = _count(mode.get("frequency"), _count(settings.get("update_frequency"), every))
     each = _count(settings.get("repeat_update"), _count(settings.get("updates"), 1)) * steps_of(
@@ -90,7 +90,7 @@ def _of_replay(name: str, settings: Mapping[str, Any], is_flat: bool) -> dict[st
         "learning_starts": 10_000 if is_flat else 0,
         "n_step": 1,
         "memory": {"type": "replay", "capacity": 100_000 if is_flat else 1000 * size},
-        # It counted timesteps there, and counts updates here.
+        # TensorForce counted timesteps; here it is updates.
         "target_sync_frequency": max(1, round(10_000 * each / every)),
         "target_update_weight": 1.0,
         "exploration": {"type": "constant"},
@@ -100,7 +100,7 @@ def _of_replay(name: str, settings: Mapping[str, Any], is_flat: bool) -> dict[st
     found["huber"] = False
     found["double"] = name in ("ddqn", "dqfd")
     if name == "dqn_nstep":
-        # It learned from the sums of whole episodes, which are none of what a replay memory draws.
+        # It learned from the sums of whole episodes, which a replay memory does not hold.
         del found["n_step"]
         found |= {"batch_size": 32, "update_frequency": 4, "target_sync_frequency": 2500}
     if name == "dqfd":

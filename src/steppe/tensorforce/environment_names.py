@@ -1,4 +1,4 @@
-"""Environments as TensorForce and older versions of gym named them, in today's words, with a sentence on each."""
+"""Translates environments named by TensorForce and older versions of gym, with a sentence on each."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from steppe.tensorforce.translation import Translation, TranslationError
 
 
 def translate_environment(data: Any) -> Translation:
-    """An environment by the name that gymnasium or Steppe have for it; a TranslationError if it cannot be had."""
+    """An environment by its name in gymnasium or Steppe; raises a TranslationError if it is not available."""
     given = {"id": data} if isinstance(data, str) else data
     if not isinstance(given, dict):
         return Translation(data)
@@ -24,7 +24,7 @@ def translate_environment(data: Any) -> Translation:
 
 
 class _Renamed(NamedTuple):
-    """An environment in today's words, and one sentence for each thing that has another name now."""
+    """An environment in today's words, and one sentence for each renamed part."""
 
     data: dict[str, Any]
     notices: tuple[str, ...] = ()
@@ -61,7 +61,7 @@ _MINIMAL = "steppe.envs.minimal:MinimalTest"
 
 
 def _without_wrapper(data: dict[str, Any]) -> _Renamed:
-    """What `type` and `gym_id` meant, as `id` and settings."""
+    """The `id` and settings for an old `type` and `gym_id`."""
     word = data.get("type", data.get("id") if "gym_id" not in data else None)
     old = _old_name(word) if isinstance(word, str) else ""
     if old in GONE:
@@ -108,7 +108,7 @@ def _from_gym(data: dict[str, Any], word: str) -> _Renamed:
         )
     rest = _shown(_without(data, "id", "type", "gym_id", "level", *MONITOR), "visualize")
     if is_atari:
-        # The old class gave whole frames, and old agents bring the preprocessing for them.
+        # The old class returned whole frames, and old agents preprocess them.
         rest.setdefault("backend", "gymnasium")
     return _Renamed(_first(rest, "id", id), tuple(notices))
 
@@ -159,7 +159,7 @@ def _from_unreal_engine(data: dict[str, Any], word: str) -> _Renamed:
 
 
 def _shown(data: dict[str, Any], *names: str) -> dict[str, Any]:
-    """A window on the game, where one of `names` asks for it."""
+    """Shows a window of the game if one of `names` asks for it."""
     rest = _without(data, *names)
     if any(data.get(name) for name in names):
         rest = {"backend": "gymnasium"} | rest | {"settings": _object(rest, "settings") | {"render_mode": "human"}}
@@ -200,7 +200,7 @@ _ATARI = re.compile(rf"({'|'.join(_GAMES)})(-ram)?(NoFrameskip|Deterministic)?-v
 
 
 def _with_present_id(data: dict[str, Any], was_gym_id: bool) -> _Renamed:
-    """Ids of versions that are gone replaced by what came after them."""
+    """Replaces the ids of removed versions by those of their successors."""
     id = data.get("id")
     if not isinstance(id, str):
         return _Renamed(data)
@@ -211,7 +211,7 @@ def _with_present_id(data: dict[str, Any], was_gym_id: bool) -> _Renamed:
 
 
 def _atari(data: dict[str, Any], game: re.Match[str], was_gym_id: bool) -> _Renamed:
-    """`BreakoutNoFrameskip-v4` as `ALE/Breakout-v5` with the settings it had."""
+    """Renames `BreakoutNoFrameskip-v4` to `ALE/Breakout-v5` with the settings it had."""
     name, ram, kind, version = game.groups()
     sticky = 0.25 if version == "0" else 0.0
     skipped: Any = {"NoFrameskip": 1, "Deterministic": 3 if name == "SpaceInvaders" else 4, None: [2, 5]}[kind]
@@ -221,7 +221,7 @@ def _atari(data: dict[str, Any], game: re.Match[str], was_gym_id: bool) -> _Rena
         settings = {"frameskip": skipped, "repeat_action_probability": sticky} | ({"obs_type": "ram"} if ram else {})
         remark = "; " + ("its memory is observed" if ram else "whole frames are observed, in colour")
     else:
-        # Everybody skipped frames of NoFrameskip by a wrapper, which the standard preprocessing does too.
+        # Users of NoFrameskip skipped frames by a wrapper, as the standard preprocessing does.
         settings = {"repeat_action_probability": sticky} | ({"frame_skip": skipped} if kind == "Deterministic" else {})
         remark = "; always 4 frames are skipped, not 2 to 4" if kind is None else ""
     id = f"ALE/{name}-v5"
@@ -230,7 +230,7 @@ def _atari(data: dict[str, Any], game: re.Match[str], was_gym_id: bool) -> _Rena
 
 
 def _now(old: str, new: str, settings: Mapping[str, Any] | None = None) -> str:
-    """One sentence on a new name."""
+    """The notice for a new name."""
     given = " and ".join(f"{name} {value}" for name, value in (settings or {}).items())
     return f'environment "{old}" now is {new}' + (f" with {given}" if given else "")
 
@@ -244,7 +244,7 @@ def _without(data: dict[str, Any], *names: str) -> dict[str, Any]:
 
 
 def _object(data: dict[str, Any], name: str) -> dict[str, Any]:
-    """An object inside the data; whatever else stands there is left for the spec to refuse."""
+    """An object inside the data; other values are left for the spec to refuse."""
     value = data.get(name, {})
     if not isinstance(value, dict):
         raise ValueError(f"{name} must be an object")

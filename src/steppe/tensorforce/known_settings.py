@@ -1,4 +1,4 @@
-"""The settings that each agent has today: a word of TensorForce is translated if the agent lacks a setting of its name.
+"""The settings that each agent has today: a word of TensorForce is translated if the agent has no setting of that name.
 
 They are listed here because importing the agents would import JAX; a test compares both.
 """
@@ -50,4 +50,4 @@ DEFAULTS: dict[str, dict[str, int]] = {
     "qr_dqn": {"batch_size": 128, "update_frequency": 4, "updates": 1},
     **{name: {"batch_size": 256, "update_frequency": 1, "updates": 1} for name in ("ddpg", "td3", "sac", "naf")},
 }
-"""The defaults that TensorForce's words are counted with."""
+"""The defaults used to convert TensorForce's numbers."""

@@ -1,4 +1,4 @@
-"""Networks as TensorForce wrote them, in today's words."""
+"""Translates TensorForce's networks into today's words."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _NOT_HERE = {
     "global_pooling": 'use "pool2d" with a window as large as the image, or "flatten"',
 }
 LAYER_NORM_HAS = {"center": True, "scale": True, "axis": -1}
-"""Options of TensorFlow's batch normalisation -> the only values that layer_norm can stand for."""
+"""Options of TensorFlow's batch normalisation -> the only values that layer_norm supports."""
 WITHOUT_EFFECT = ("momentum", "epsilon")
-"""Other options of it."""
+"""Its options without effect."""
 
 
 def translate_network(data: Any) -> Translation:
-    """A network of today's layers; what is no network at all is left for its spec to refuse."""
+    """A network of today's layers; data that is no network is left for its spec to refuse."""
     if isinstance(data, dict) and data.get("type", "layered") == "layered":
         names = {"layers", "layers_spec"} & data.keys()
         if len(names) == 1 and len(data.keys() - {"type"}) == 1:
@@ -88,7 +88,7 @@ def _word(layer: dict[str, Any], option: str) -> Any:
 
 
 def _as_layer_norm(data: dict[str, Any]) -> dict[str, Any]:
-    """The layer that takes the place of batch normalisation, unless an option asks for what it cannot do."""
+    """The layer that replaces batch normalisation; raises a TranslationError for options it does not support."""
     for name, value in data.items():
         if name in ("type", "layer", *WITHOUT_EFFECT) or value is None:
             continue

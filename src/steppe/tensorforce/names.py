@@ -12,7 +12,7 @@ _STAND_INS = {
         "place of Kronecker factors",
     ),
 }
-"""TensorForce's agents that are not here: which one takes their place, and the sentence that says so."""
+"""TensorForce's agents that do not exist here -> the agent that replaces each, and the sentence that says so."""
 
 
 def present_name(word: str) -> str:
@@ -22,18 +22,18 @@ def present_name(word: str) -> str:
 
 
 def stand_in_notice(written: Any) -> str | None:
-    """The sentence to tell if another agent takes the place of the one that was written."""
+    """The notice for the user if another agent replaces the one that was written."""
     name, is_old = _bare(written) if isinstance(written, str) else ("", False)
     return _STAND_INS[name][1] if is_old and name in _STAND_INS else None
 
 
 def replaced_by(name: str) -> list[str]:
-    """TensorForce's agents whose place this one takes."""
+    """TensorForce's agents that this one replaces."""
     return [old for old, (new, _) in _STAND_INS.items() if new == name]
 
 
 def is_tensorforces(word: str) -> bool:
-    """Whether an agent's name is spelled as only TensorForce did: registered as "ppo_agent", or its class."""
+    """Whether an agent's name has a spelling that only TensorForce had: registered as "ppo_agent", or its class."""
     return word.startswith("tensorforce.") or word.endswith(("_agent", "-agent", "Agent"))
 
 

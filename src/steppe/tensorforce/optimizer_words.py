@@ -1,4 +1,4 @@
-"""Learning rates inside optimisers, and schedules of them."""
+"""Translates optimisers: learning rates inside them, and schedules of learning rates."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _lift(agent: AgentTranslation, optimizer: str, rate: str) -> None:
         rebuilt = spec | {"optimizer": rebuilt} if number + 1 < len(path) or rebuilt is not None else spec
     value = path[depth]["learning_rate"]
     where = agent.written(optimizer, *["optimizer"] * depth, "learning_rate")
-    # An optimiser of which nothing else was said is the usual one.
+    # An optimiser with nothing but a learning rate is the default one.
     if rebuilt:
         agent.data[optimizer] = rebuilt
     else:
@@ -86,7 +86,7 @@ def _lift(agent: AgentTranslation, optimizer: str, rate: str) -> None:
 
 
 def _settle_schedule(agent: AgentTranslation, rate: str) -> None:
-    """{"type": "linear", "initial_value": ..., "final_value": ...} as settings."""
+    """Writes {"type": "linear", "initial_value": ..., "final_value": ...} as settings."""
     where, given = agent.written(rate), agent.data.pop(rate)
     agent.moved.pop((rate,), None)
     if rate != "learning_rate":

@@ -21,7 +21,7 @@ def as_written(agent: dict[str, Any], path: Steps) -> Steps:
 
 
 def _spellings(agent: dict[str, Any]) -> Iterator[list[Steps]]:
-    """Groups of paths to the same setting."""
+    """Groups of paths that mean the same setting."""
     for new in dict.fromkeys(SAME_THING.values()):
         if new != "rollout_timesteps":
             yield [(new,), *((old,) for old, meant in SAME_THING.items() if meant == new)]

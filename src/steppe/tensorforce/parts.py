@@ -47,7 +47,7 @@ def settle_baseline(agent: AgentTranslation) -> None:
 
 
 def settle_others(agent: AgentTranslation) -> None:
-    """The other objects."""
+    """Translates distribution, exploration, critic and other settings that are objects."""
     data, fields = agent.data, agent.fields
     if agent.name == "trpo" and data.get("baseline_optimizer", ()) is None:
         del data["baseline_optimizer"]
@@ -69,7 +69,7 @@ def settle_others(agent: AgentTranslation) -> None:
 
 
 def _settle_distribution(agent: AgentTranslation) -> None:
-    """TensorForce gave an object, or one for each action by name."""
+    """TensorForce took one object, or one for each action by name."""
     given = _only_action(agent, "distribution", "is drawn")
     if not isinstance(given, dict) or not isinstance(given.get("type"), str):
         agent.data["distribution"] = given
@@ -107,7 +107,7 @@ _DISTRIBUTION_OPTIONS = {
 
 
 def _only_action(agent: AgentTranslation, name: str, does: str, is_object: bool = True) -> Any:
-    """What was written for each action by its name; here an environment has one, of however many parts."""
+    """The value written for the action by its name; an environment here has one action, of any number of parts."""
     given = agent.data[name]
     is_named = isinstance(given, dict) and given and "type" not in given
     if not is_named or (is_object and not all(isinstance(value, dict | str | NoneType) for value in given.values())):
@@ -170,7 +170,7 @@ def _network(agent: AgentTranslation, given: Any, where: Steps) -> Any:
 
 
 def _settle_stages(agent: AgentTranslation, name: str) -> None:
-    """Stages were keyed by the name of their state; here is one state, called "state"."""
+    """TensorForce keyed stages by the name of their state; here the one state is called "state"."""
     given, where = agent.data[name], agent.written(name)
     is_keyed = isinstance(given, dict) and "type" not in given
     if name == "states_preprocessing" and is_keyed and all(isinstance(each, _STAGES) for each in given.values()):

@@ -39,7 +39,7 @@ _ABSENCE: dict[str, Any] = {
 
 
 def rename(agent: AgentTranslation) -> None:
-    """Old names of settings that the agent has."""
+    """Renames the settings that the agent has under other names."""
     for old in agent.old(SAME_THING):
         if (new := SAME_THING[old]) in agent.fields:
             agent.put(new, agent.data.pop(old), old)

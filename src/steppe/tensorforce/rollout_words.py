@@ -1,4 +1,4 @@
-"""When agents learn and from how much data: update_mode and memory."""
+"""Translates update_mode and memory: when agents learn and from how much data."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _REPLAYS = ("replay", "prioritized_replay", "naive_prioritized_replay")
 
 
 def settle(agent: AgentTranslation) -> None:
-    """Each family of agents in its own words."""
+    """Translates the settings of the agent's family."""
     match agent.family:
         case "memory":
             _settle_replay(agent)
@@ -27,7 +27,7 @@ def settle(agent: AgentTranslation) -> None:
 
 
 def count_updates(agent: AgentTranslation) -> None:
-    """TensorForce counted timesteps between two moves of the target network; here it is updates."""
+    """Converts target_sync_frequency from timesteps, as in TensorForce, to updates."""
     data = agent.data
     if "target_sync_frequency" not in data or not agent.counts_timesteps or agent.family != "memory":
         return
@@ -47,7 +47,7 @@ def count_updates(agent: AgentTranslation) -> None:
 
 
 def _settle_replay(agent: AgentTranslation) -> None:
-    """How much each update learns from, how often, and from when on."""
+    """Translates batch size, frequency and first update."""
     mode = _update_mode(agent)
     if agent.learned_from_episodes:
         mode = _replay_instead(agent, mode)
@@ -66,7 +66,7 @@ def _settle_replay(agent: AgentTranslation) -> None:
 
 
 def _replay_instead(agent: AgentTranslation, mode: dict[str, Any]) -> dict[str, Any]:
-    """TensorForce's words for learning from the latest episodes, told what is done in their place."""
+    """TensorForce's words for learning from the latest episodes, with a notice on their replacement."""
     replaced, memory = [], agent.data.get("memory")
     if mode.get("unit") == "episodes":
         replaced.append("update_mode in episodes")
@@ -104,7 +104,7 @@ def _replay(agent: AgentTranslation, memory: dict[str, Any]) -> dict[str, Any]:
 
 
 def _settle_rollouts(agent: AgentTranslation) -> None:
-    """Of how many timesteps or episodes, in all environments together."""
+    """Translates the size of a rollout, in timesteps or episodes of all environments together."""
     memory = _latest(agent)
     capacity = memory.get("capacity")
     mode = _update_mode(agent)
@@ -140,7 +140,7 @@ def _settle_rollouts(agent: AgentTranslation) -> None:
 
 
 def _latest(agent: AgentTranslation) -> dict[str, Any]:
-    """The old memory of agents that learn from what they just saw, taken out of the settings."""
+    """The old memory of on-policy agents, removed from the settings."""
     memory = agent.data.pop("memory", None)
     memory = {"type": memory} if isinstance(memory, str) else memory
     if memory is None:
@@ -172,7 +172,7 @@ def _latest(agent: AgentTranslation) -> dict[str, Any]:
 
 
 def _update_mode(agent: AgentTranslation) -> dict[str, Any]:
-    """The old update_mode without nulls, taken out of the settings."""
+    """The old update_mode without nulls, removed from the settings."""
     mode = agent.data.pop("update_mode", None)
     if mode is None:
         return {}
@@ -200,7 +200,7 @@ def _explain(agent: AgentTranslation, reason: str) -> None:
 
 
 def steps_of(optimizer: Any) -> int:
-    """How many updates one step of an optimiser counts as."""
+    """The number of updates that one step of an optimiser counts as."""
     if not isinstance(optimizer, dict):
         return 1
     own = optimizer.get("num_steps", 10) if optimizer.get("type") == "multi_step" else 1

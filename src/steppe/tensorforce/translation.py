@@ -28,13 +28,13 @@ _OLD_FILES_SAY = (
 
 
 class Translation(NamedTuple):
-    """Data in today's words."""
+    """Data in today's words, with notices."""
 
     data: Any
     notices: tuple[str, ...] = ()
-    """One sentence for each thing that means something else here than its author may think."""
+    """One sentence for each thing whose meaning here may surprise its author."""
     moved: Mapping[Steps, Steps] = MappingProxyType({})
-    """From the path of a value in `data` to its path in the file, where they differ."""
+    """From the path of a value in `data` to its path in the file, if they differ."""
 
 
 class TranslationError(ValueError):
@@ -47,7 +47,7 @@ class TranslationError(ValueError):
         """Whether several fields of an object are wrong together, so that the error does not show its value."""
 
     def below(self, *steps: str | int) -> TranslationError:
-        """The same error of data that stands at `steps` of a whole."""
+        """The same error for data at `steps` of a whole."""
         return TranslationError(str(self), *steps, *self.steps, is_joint=self.is_joint)
 
 
@@ -88,7 +88,7 @@ class AgentTranslation:
         return self.name == "dqn_nstep"
 
     def old(self, words: Iterable[str]) -> list[str]:
-        """The words among `words` that are given and are no settings of this agent."""
+        """Those of `words` that are given and are no settings of this agent."""
         return [word for word in words if word in self.data and word not in self.fields]
 
     def put(self, name: str, value: Any, *written: str | int) -> None:

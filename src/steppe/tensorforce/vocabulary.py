@@ -79,7 +79,7 @@ class OldSpellings(Spellings):
     """Today's ways to write a value, and TensorForce's."""
 
     def of_model(self, model: type[BaseModel], schema: Json) -> Json:
-        """The schema of a model, and of what else it is written as."""
+        """A model's schema with the other ways to write it."""
         properties: Json = schema.get("properties", {})
         if model in members(optimizer.OptimizerSpec):
             old = optimizer_words.OLD_OPTIONS.get(model.model_fields["type"].default, {})
@@ -96,7 +96,7 @@ class OldSpellings(Spellings):
         return schema
 
     def of_value(self, validator: Any, schema: Json) -> Json:
-        """The schema of a value, and of what else `validator` and the translation turn into it."""
+        """A value's schema with the other forms that `validator` and the translation convert."""
         schema = super().of_value(validator, schema)
         if validator is baseline._understood:
             keyed = {"type": "object", "additionalProperties": schema, "minProperties": 1, "maxProperties": 1}
@@ -115,7 +115,7 @@ class OldSpellings(Spellings):
         return network | json_object(properties, ("layers", "layers_spec")) | {"type": ["array", "object"]}
 
     def of_environment(self, schema: Json) -> Json:
-        """Also the classes that TensorForce had around environments."""
+        """An environment, also by the names of TensorForce's classes around environments."""
         own = {name: value for name, value in schema["properties"].items() if name != "id"}
         words = [word for words in (*_OLD_ENVIRONMENTS, *_OLD_CONNECTIONS.values()) for word in words]
         is_known = _pattern(*words, *CONNECTIONS, *environment_names.GONE)
@@ -141,7 +141,7 @@ class OldSpellings(Spellings):
         return outside(schema) | either(TEXT, *branches)
 
     def name_of_agent(self, agent: str) -> Json:
-        """TensorForce registered each agent as "ppo_agent" too, and its class could be named by its path."""
+        """The agent's name, "ppo_agent" as TensorForce registered it, or the path of its class."""
         others = replaced_by(agent)
         words = {"enum": [agent, f"{agent}_agent", *(f"{name}_agent" for name in others)]}
         any_case = "".join(f"[{char}{char.upper()}]" if char.isalpha() else "[-_]?" for char in agent)
@@ -151,7 +151,7 @@ class OldSpellings(Spellings):
         return either(words, {"type": "string", "pattern": rf"^({path})?({plain}([-_]agent)?|{any_case}Agent{old})$"})
 
     def of_agent(self, agent: str, settings: type[BaseModel], known: Json) -> Json:
-        """An agent's settings, each with all that it may be written as, and the old words that are translated."""
+        """An agent's settings with all their spellings, and the old words that are translated."""
         found = super().of_agent(agent, settings, known)
         found |= _timing(AgentTranslation(agent, settings.model_fields, {}), found)
         if "share_network" in known:
@@ -182,11 +182,11 @@ class OldSpellings(Spellings):
         return known | {"anyOf": [*known.get("anyOf", [schema]), *more]} if more else known
 
     def beside_options(self) -> tuple[str, ...]:
-        """An optimizer may hold its learning rate."""
+        """Learning rates inside optimizers."""
         return ("learning_rate",)
 
     def fields_of_experiment(self, properties: Json) -> Json:
-        """Old names of fields, and the type that the old tfcli wrote down."""
+        """Old names of fields, and the type that the old tfcli wrote."""
         kind = {"const": "experiment", "description": "Old files say it; it may be left out."}
         renamed = {old: properties[new] | {"description": f"The same as {new}."} for old, new in OLD_FIELDS.items()}
         return {"type": kind, **renamed}
@@ -202,7 +202,7 @@ def _old_memory(options: Json) -> Json:
 
 
 def _timing(agent: AgentTranslation, known: Json) -> Json:
-    """update_mode, and the memory of agents that learn from what they just saw, or did so in TensorForce."""
+    """update_mode, and the memory of agents that are on-policy here or were in TensorForce."""
     if agent.learned_from_episodes:
         kind: Json = {"const": "latest"}
         latest = json_object(
@@ -253,11 +253,11 @@ _SAMPLES: tuple[tuple[Any, Json], ...] = (
     ([], {"type": "array"}),
     ({}, {"type": "object"}),
 )
-"""Values of every kind, each with a schema of all values like it."""
+"""Sample values, each with a schema of all values like it."""
 
 
 def _harmless(word: str, settings: type[BaseModel]) -> list[Json]:
-    """The kinds of values with which a word has no effect; some objects among them ask for more and are refused."""
+    """Schemas of the values with which a word has no effect; some objects among them ask for more and are refused."""
     return [schema for sample, schema in _SAMPLES if _is_dropped(word, sample, settings.model_fields)]
 
 

@@ -141,7 +141,7 @@ JUDGES: dict[str, Callable[[str, Any], str | None]] = {
     "actions": _refused(_ACTIONS),
     "actions_spec": _refused(_ACTIONS),
 }
-"""Each gives the experiment's field that says the same, "" for none, or None where there is nothing to tell."""
+"""Each returns the experiment's field with the same meaning, "" if there is none, or None if no notice is needed."""
 
 
 def _kept(word: str, value: Any) -> str:

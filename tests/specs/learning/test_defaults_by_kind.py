@@ -1,4 +1,4 @@
-"""Defaults that depend on the kind of environment: which ids are of which kind, and whose value wins."""
+"""Defaults by the kind of environment, and the precedence of settings."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_the_table_holds_what_the_agent_understands(agent: str, kind: str) -> No
     assert settings.model_fields_set == set()
     given = model.model_validate(defaults.settings)
     assert settings.model_dump() == given.model_dump()
-    # A row changes something: the agent's settings, or at least those of its environment.
+    # A row changes settings of the agent or of its environment.
     assert settings.model_dump() != model().model_dump() or any(defaults.environment.values())
     assert set(defaults.environment) <= {"normalize_observations", "normalize_rewards"}
 

@@ -1,4 +1,4 @@
-"""How much an agent explores, over time."""
+"""The share of random actions over time."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SCHEDULES = [
     (ANNEAL | {"initial_epsilon": 0.1, "final_epsilon": 0.9}, [(0, 0.1), (500, 0.5), (2000, 0.9)]),
     (
         {"type": "epsilon_decay", "initial_epsilon": 1.0, "final_epsilon": 0.2, "timesteps": 100, "half_lives": 4},
-        # The distance to the end is halved every 25 timesteps; then it is gone.
+        # The distance to the end is halved every 25 timesteps; at the end it is 0.
         [(0, 1.0), (25, 0.6), (50, 0.4), (75, 0.3), (99, 0.2 + 0.8 * 0.5**3.96), (100, 0.2), (10**6, 0.2)],
     ),
     (

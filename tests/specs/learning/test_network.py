@@ -236,5 +236,5 @@ def test_batch_normalization_of_an_old_file_is_layer_norm_and_is_told(options):
     branches = [[{"type": "input", "names": ["a"]}, old], [{"type": "input", "names": ["b"]}]]
     assert translate_network(branches).notices == (notice,)
     assert translate_network([DENSE]).notices == ()
-    # A run's own experiment.json has no old words.
+    # The experiment.json of a run has no old words.
     assert translate_network(translation.data).notices == ()

@@ -28,7 +28,7 @@ from steppe.specs.loading.validation import validate
 
 
 class Holder(Spec):
-    """Something with an optimiser in it, as an agent's settings are."""
+    """Settings with an optimiser, like those of an agent."""
 
     optimizer: OptimizerSpec = Adam()
     """The optimiser."""

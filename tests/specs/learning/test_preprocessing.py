@@ -21,7 +21,7 @@ RESIZE = {"type": "image_resize", "width": 84, "height": 84}
 
 
 class Holder(BaseModel):
-    """An agent's settings, as far as these tests go."""
+    """The preprocessing settings of an agent."""
 
     states_preprocessing: PreprocessingSpec | None = None
     reward_preprocessing: RewardPreprocessingSpec | None = None

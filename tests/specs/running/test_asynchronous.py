@@ -1,4 +1,4 @@
-"""What a learner and its workers can be told."""
+"""Settings of a learner and its workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `--seeds` understands."""
+"""The option `--seeds`."""
 
 from __future__ import annotations
 

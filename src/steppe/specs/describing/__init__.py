@@ -1,1 +1,1 @@
-"""Tells people and editors what can be written in a spec file."""
+"""Describes the fields of spec files for people and editors."""

@@ -1,4 +1,4 @@
-"""The sentence under each field: read from the source when someone asks, since most commands never do."""
+"""Docstrings of fields, read from the source on demand, since most commands do not need them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Json = dict[str, Any]
 
 
 def sentence_of(model: type[BaseModel], name: str) -> str:
-    """What a field's own description or the docstring under it says; nothing where there is neither."""
+    """A field's description or the docstring under it, "" if it has neither."""
     given = model.model_fields[name].description
     if given is not None:
         return given
@@ -53,7 +53,7 @@ class DescribedSchema(GenerateJsonSchema):
 
 @functools.cache
 def _docstrings(module: str) -> dict[str, dict[str, str]]:
-    """Class -> field -> docstring, of all classes of a module; nothing where its source is not to be had."""
+    """Class -> field -> docstring, of all classes of a module; empty if its source is not available."""
     try:
         tree = ast.parse(inspect.getsource(sys.modules[module]))
     except (OSError, TypeError, KeyError):

@@ -1,6 +1,6 @@
-"""Models as rows for people: each setting's name, type in the words of a JSON file, default and sentence.
+"""Tables of settings: each setting's name, type in the words of a JSON file, default and sentence.
 
-`steppe agents`, `steppe layers` and docs/fields.md show the same rows, each in its own dress.
+`steppe agents`, `steppe layers` and docs/fields.md format the same rows.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from steppe.specs.learning.layer_options import Activation
 from steppe.specs.running.frequency import Frequency
 
 REQUIRED = "required"
-"""The default of a setting that has none."""
+"""The default of a required setting."""
 _OTHER_SPELLINGS = re.compile(r"[;.] also(?: spelled)? ((?:`?[\w.]+`?(?:, | or )?)+)\.$", re.IGNORECASE)
-"""The end of a sentence that tells other names of a setting, such as `; also spelled gym_id or type.`"""
+"""Matches other names of a setting at the end of its sentence, such as `; also spelled gym_id or type.`"""
 Members = dict[str, type[BaseModel]]
 
 
@@ -32,7 +32,7 @@ class Word(NamedTuple):
     text: str
     role: Literal["text", "value", "name"] = "text"
     name: str = ""
-    """What `text` is called where there is one of it."""
+    """The singular of `text`, if it names a kind of object."""
 
 
 class Row(NamedTuple):
@@ -53,9 +53,9 @@ class Row(NamedTuple):
 def rows(
     model: type[BaseModel], *, without_type: bool = False, spelled: Mapping[str, list[str]] | None = None
 ) -> list[Row]:
-    """Every setting; those of a group follow it as group.name, with the group's own defaults.
+    """A row for each setting; those of a group follow it as group.name, with the group's own defaults.
 
-    `spelled` are further names of settings, which their sentences then tell.
+    `spelled` are further names of settings, added to their sentences.
     """
     found = [row for row in _rows(model, "", None) if not (without_type and row.name == "type")]
     return [row._replace(sentence=_spelled_out(row.sentence, (spelled or {}).get(row.name, []))) for row in found]
@@ -73,19 +73,19 @@ def members(union: Any) -> Members:
 
 
 def tags(member: type[BaseModel]) -> tuple[str, ...]:
-    """What `type` may say for a member of a tagged union."""
+    """The values of `type` that select this member of a tagged union."""
     return get_args(member.model_fields["type"].annotation)
 
 
 def kinds(model: type[BaseModel]) -> dict[str, Members]:
-    """The tagged unions that a model's settings, and those of their members, are made of: name -> members."""
+    """The tagged unions in a model's settings, and in those of their members: name -> members."""
     found: dict[str, Members] = {}
     _gather(model, found)
     return found
 
 
 def as_written(value: Any) -> Any:
-    """A default as the shortest thing a user could write in JSON: `"adam"` for an optimiser with its own defaults."""
+    """A default as the shortest JSON that a user could write: `"adam"` for an optimiser with its own defaults."""
     if isinstance(value, RootModel):
         return as_written(value.root)
     if isinstance(value, BaseModel):
@@ -96,7 +96,7 @@ def as_written(value: Any) -> Any:
         }
         if "type" not in type(value).model_fields:
             return given
-        kind = getattr(value, "type")  # noqa: B009 - a plain attribute to read, but no model says that it has one
+        kind = getattr(value, "type")  # noqa: B009 - not every model has this attribute
         given.pop("type", None)
         return {"type": kind, **given} if given else kind
     if isinstance(value, Frequency):
@@ -132,7 +132,7 @@ def _is_group(field: FieldInfo) -> bool:
 
 
 def _described(model: type[BaseModel], name: str) -> str:
-    """The sentence, with all other spellings at its end."""
+    """The sentence of a setting, with all its other spellings at the end."""
     text = " ".join(sentence_of(model, name).split())
     alias = model.model_fields[name].validation_alias
     if not isinstance(alias, AliasChoices):
@@ -141,7 +141,7 @@ def _described(model: type[BaseModel], name: str) -> str:
 
 
 def _spelled_out(text: str, names: list[str]) -> str:
-    """A sentence that ends with these names; those that it told itself are told once, with the others."""
+    """The sentence with these names at its end, merged with those that it already lists."""
     if not names:
         return text
     own = _OTHER_SPELLINGS.search(text)
@@ -188,7 +188,7 @@ def _type(annotation: Any, metadata: Any = (), plural: bool = False) -> list[Wor
 
 
 def _counted(origin: Any, arguments: tuple[Any, ...], metadata: Any) -> list[Word]:
-    """What a list holds, and how many of it where that is fixed."""
+    """The type of a list's items, and their number if it is fixed."""
     if origin is list or arguments[-1] is Ellipsis:
         least = next((each.min_length for each in metadata if isinstance(each, MinLen)), None)
         most = next((each.max_length for each in metadata if isinstance(each, MaxLen)), None)
@@ -222,7 +222,7 @@ def _bounds(metadata: Any) -> str:
 
 
 def _gather(annotation: Any, found: dict[str, Members]) -> None:
-    """Adds the tagged unions in an annotation to `found`, and what their members refer to."""
+    """Adds the tagged unions in an annotation, and those in their members, to `found`."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         for field in annotation.model_fields.values():
             if field.discriminator and field.title:

@@ -1,4 +1,6 @@
-"""JSON Schema of every kind of spec file, for editors and for `steppe schema`: it takes what the loader takes."""
+"""JSON Schema of every kind of spec file, for editors and `steppe schema`: it accepts the files that the loader
+accepts.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ KINDS: dict[str, type[BaseModel]] = {
 }
 Json = dict[str, Any]
 _GIVEN_OTHERWISE = {"name", "agent"}
-"""What an experiment has and its file need not say: it is called like its file, and `ppo` learns."""
+"""Required fields that a file may leave out: the name is that of the file, the agent is `ppo`."""
 
 
 def schema_of(
@@ -40,7 +42,7 @@ def schema_of(
 ) -> Json:
     """The JSON Schema (draft 2020-12) of one kind of file.
 
-    `agents` are the agents there are with their settings, `spellings` what else files may write for a value.
+    `agents` are all agents with their settings; `spellings` adds other ways to write a value.
     """
     if kind not in KINDS:
         raise unknown_word("kind of spec", kind, KINDS)
@@ -63,7 +65,7 @@ def schema_of(
         }
         schema["properties"] |= spellings.fields_of_experiment(schema["properties"])
     if kind == "graph":
-        # Only the node at the top may name its schema; those below it are referred to by their names.
+        # The root node may have "$schema", so its schemas are copied; nodes below refer to the definitions.
         schema["anyOf"] = [_referred(option, schema["$defs"]) for option in schema["anyOf"]]
     if kind == "network":
         schema = spellings.of_network(schema)
@@ -76,7 +78,7 @@ class _Schema(DescribedSchema):
     spellings: ClassVar[Spellings]
 
     def encode_default(self, value: Any) -> Any:
-        # Pydantic would write a default out by its parts, where files write text.
+        # Pydantic would write a Frequency as an object, but files write text.
         return str(value) if isinstance(value, Frequency) else super().encode_default(value)
 
     def model_schema(self, schema: Any) -> Json:
@@ -88,7 +90,7 @@ class _Schema(DescribedSchema):
 
 
 def _with_aliases(model: type[BaseModel], schema: Json) -> Json:
-    """The fields again under the other names they may be written with."""
+    """Adds the fields again under their other names."""
     aliases = [field.validation_alias for field in model.model_fields.values()]
     names = [[str(name) for name in alias.choices] for alias in aliases if isinstance(alias, AliasChoices)]
     if not names or "properties" not in schema:
@@ -138,19 +140,19 @@ def _or_word(schema: Json) -> Json:
 
 
 def _or_name(kind: str, schema: Json) -> Json:
-    """A file may give a sub-spec by name, where the spec itself holds it inline."""
+    """A sub-spec, or the name of its file."""
     name = name_of(kind)
     description = {"description": schema.pop("description")} if "description" in schema else {}
     return description | {"anyOf": [name, *schema.get("anyOf", [schema])]}
 
 
 def _referred(schema: Json, definitions: Json) -> Json:
-    """What a reference refers to, or the schema itself."""
+    """The schema that a reference refers to; any other schema is returned as it is."""
     return definitions[schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
 
 
 def _naming_its_schema(schema: Json) -> Json:
-    """Every object in a file of its own may say to editors which schema it has."""
+    """Allows "$schema", which editors read, in the objects at the top of a file."""
     if "anyOf" in schema:
         schema = schema | {"anyOf": [_naming_its_schema(option) for option in schema["anyOf"]]}
     if "properties" in schema:

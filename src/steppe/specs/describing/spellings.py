@@ -1,4 +1,4 @@
-"""Other ways to write a value, as JSON Schema: those that validators turn into the field's own before they check it."""
+"""Other ways to write a value, as JSON Schema: those that validators convert before they check the value."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Spellings:
     """Today's ways to write a value; a front end for other files adds its own."""
 
     def of_model(self, model: type[BaseModel], schema: Json) -> Json:
-        """The schema of a model, and of what else it is written as."""
+        """A model's schema with the other ways to write it."""
         properties: Json = schema.get("properties", {})
         if model in (PreprocessingSpec, RewardPreprocessingSpec):
             return _stages(schema)
@@ -52,7 +52,7 @@ class Spellings:
         return schema
 
     def of_value(self, validator: Any, schema: Json) -> Json:
-        """The schema of a value, and of what else `validator` turns into it."""
+        """A value's schema with the other forms that `validator` converts."""
         return _BEFORE[validator](schema) if validator in _BEFORE else schema
 
     def of_network(self, network: Json) -> Json:
@@ -61,7 +61,7 @@ class Spellings:
         return network | json_object({"layers": layers}, ("layers",)) | {"type": ["array", "object"]}
 
     def of_environment(self, schema: Json) -> Json:
-        """A name alone, today's fields, or the fields of a connection in one place or the other."""
+        """A name alone, today's fields, or the fields of a connection beside `type` or in `settings`."""
         own = {name: value for name, value in schema["properties"].items() if name != "id"}
         id = schema["properties"]["id"] | {"not": {"enum": list(CONNECTIONS)}}
         branches = [
@@ -105,7 +105,7 @@ class Spellings:
         return outer | either(schema, *more) if more else schema
 
     def beside_options(self) -> tuple[str, ...]:
-        """Further words in an object that changes the default."""
+        """Further keys of an object that changes the default."""
         return ()
 
     def fields_of_experiment(self, properties: Json) -> Json:
@@ -119,19 +119,19 @@ def name_of(kind: str) -> Json:
 
 
 def members(union: Any) -> tuple[type[BaseModel], ...]:
-    """The models between which a field called type or kind decides."""
+    """The models of a union that a field called type or kind selects from."""
     return get_args(get_args(union)[0])
 
 
 def _or_word(schema: Json, words: tuple[str, ...]) -> Json:
-    """An object of which nothing but its type need be said may be that word alone."""
+    """An object that needs only its type may also be that word alone."""
     if set(schema.get("required", [])) - {"type"}:
         return schema
     return {"anyOf": [{"enum": list(words)}, schema]}
 
 
 def _stages(schema: Json) -> Json:
-    """One stage for a list of one, and words for stages without options."""
+    """One stage instead of a list, and words for stages without options."""
     stage = schema.pop("items")
     simple = {"enum": [tag for member in _simple_stages() for tag in get_args(member.model_fields["type"].annotation)]}
     stage = {"anyOf": [simple, stage]}
@@ -147,7 +147,7 @@ def _simple_stages() -> list[type[BaseModel]]:
 
 
 def _also(**other: str) -> Callable[[Json], Json]:
-    """Words with other spellings, each for the one that it means."""
+    """Words and their other spellings; `other` maps each spelling to its word."""
 
     def widened(schema: Json) -> Json:
         known = schema["enum"]
@@ -167,7 +167,7 @@ def _wrapper(_: Json) -> Json:
 
 
 def _bandit(schema: Json, name: str) -> Json:
-    """The word alone, where it needs no settings; in upper or lower case, and with - for _."""
+    """A bandit with its settings, or its name alone; in upper or lower case, and with - for _."""
     word = {"type": "string", "pattern": f"^{''.join(_in_any_case(char) for char in name)}$"}
     kind = {"description": "Which bandit.", "anyOf": [{"const": name}, word]}
     whole = schema | {"properties": schema["properties"] | {"type": kind}, "required": ["type"]}
@@ -179,11 +179,11 @@ def _in_any_case(char: str) -> str:
 
 
 def _node(schema: Json, model: type[BaseModel]) -> Json:
-    """A node of a graph, which only where it has a policy need not say what kind it is."""
+    """A node of a graph; `kind` may be left out if the node has a policy."""
     properties = dict(schema["properties"])
     properties["name"] = properties["name"] | {"pattern": f"^{serving.NAME.pattern}$", "not": {"pattern": r"\.\."}}
     if model is serving.ModelSpec:
-        # It follows from the policy.
+        # The default name follows from the policy.
         properties["name"].pop("default")
     if model is serving.AbTestSpec:
         weights = properties["weights"]["anyOf"][0] | {"minItems": 2, "contains": {"exclusiveMinimum": 0}}
@@ -206,7 +206,7 @@ _BEFORE: dict[Any, Callable[[Json], Json]] = {
     preprocessing._on_last_axis: lambda schema: {"anyOf": [schema, {"const": -1}]},
     serving._understood_node: _or_policy,
 }
-"""Validator -> what it makes of the schema of what it turns values into."""
+"""Validator -> the schema of the values that it accepts, given that of the values it returns."""
 
 
 def json_object(properties: Json, one_of: tuple[str, ...] = (), required: tuple[str, ...] = ()) -> Json:

@@ -1,1 +1,1 @@
-"""What is learned and how: agents, networks, optimisers, exploration and preprocessing."""
+"""Specs of agents, networks, optimisers, exploration and preprocessing."""

@@ -1,4 +1,4 @@
-"""Which agent, and its settings."""
+"""The agent and its settings."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from steppe.specs.loading.validation import Origins, validate
 Model = TypeVar("Model", bound=BaseModel)
 ModelClass = type[Model]  # inside AgentSpec, `type` is a field
 DEFAULTS_OF = "defaults_of"
-"""The field of an agent that says whose defaults hold, "steppe" or "tensorforce"; anybody may write it."""
+"""The field of an agent that selects its defaults, "steppe" or "tensorforce"; users may write it."""
 DEFAULTS = "defaults"
-"""The field with the defaults themselves, written where a file for TensorForce is loaded."""
+"""The field with the defaults themselves, written when a file for TensorForce is loaded."""
 TENSORFORCES_DEFAULTS = (
     "it is an agent for TensorForce, so that the settings it leaves out are as they were there; with "
     '"defaults_of": "steppe" (--set agent.defaults_of=steppe) they are Steppe\'s'
@@ -23,7 +23,7 @@ TENSORFORCES_DEFAULTS = (
 
 
 class _ReadSettings(dict[Any, Any]):
-    """An agent's model -> the settings as it has read them; no part of a spec's value."""
+    """Cache: model -> the settings as it has read them; no part of a spec's value."""
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -40,19 +40,19 @@ class AgentSpec(Spec):
     model_config = ConfigDict(extra="allow")
 
     type: Annotated[str, Field(min_length=1)]
-    """Which algorithm; `steppe agents` lists them."""
+    """The algorithm; `steppe agents` lists them."""
     _origins: Origins = PrivateAttr(default_factory=Origins)
     _defaults: Defaults = PrivateAttr(default_factory=Defaults)
     _read: _ReadSettings = PrivateAttr(default_factory=lambda: _ReadSettings())
 
     @property
     def notices(self) -> tuple[str, ...]:
-        """Sentences for the user on the defaults that hold."""
+        """Notices for the user about the defaults."""
         return (TENSORFORCES_DEFAULTS,) if self.is_for_tensorforce else ()
 
     @property
     def defaults(self) -> Defaults:
-        """What differs from the agent's own defaults: in the kind of environment that it learns in, or of old files."""
+        """The defaults that differ from the agent's own, because of the kind of environment or an old file."""
         return self._defaults
 
     @property
@@ -62,18 +62,18 @@ class AgentSpec(Spec):
 
     @property
     def is_for_tensorforce(self) -> bool:
-        """Whether settings that are not given are as they were in TensorForce."""
+        """Whether settings that are not given have TensorForce's defaults."""
         return self._extra.get(DEFAULTS_OF) == "tensorforce"
 
     @property
     def origins(self) -> Origins:
-        """Where each part was written, for errors found later; no part of the value."""
+        """The file and place of each part, for errors found later; no part of the value."""
         return self._origins
 
     def settings_as(self, model: ModelClass[Model]) -> Model:
-        """The settings, checked by an agent's own model; errors name the file they were written in.
+        """The settings, checked by an agent's own model; errors name the file of the settings.
 
-        Those that are not given have the defaults of the environment's kind, else the model's own. Read once.
+        Missing ones have the defaults of the environment's kind, else the model's own. Read once.
         """
         if model not in self._read:
             self._read[model] = self._read_as(model)
@@ -90,7 +90,7 @@ class AgentSpec(Spec):
         return agent
 
     def written_in(self, origins: Origins) -> None:
-        """Remembers where the parts were written."""
+        """Stores the origins of the parts."""
         self._origins, self._read = origins, _ReadSettings()
 
     @property
@@ -111,6 +111,6 @@ class AgentSpec(Spec):
                     "the defaults of TensorForce are missing; read the file with steppe.spec_files, or leave out "
                     '"defaults_of"'
                 )
-            # There was one environment, and episodes of several end at different times.
+            # TensorForce had one environment; episodes of several end at different times.
             self._defaults = Defaults(settings, num_envs=1 if "rollout_episodes" in settings else None)
         return self

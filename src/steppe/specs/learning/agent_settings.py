@@ -1,4 +1,4 @@
-"""Settings that every agent has, whatever it learns."""
+"""Settings that every agent has."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from steppe.specs.describing.field_rows import as_written
 from steppe.specs.learning.preprocessing import PreprocessingSpec, RewardPreprocessingSpec
 
 COMPLETED = ("optimizer", "baseline_optimizer", "critic_optimizer", "exploration")
-"""Settings that are objects with a type, which may be left out to change parts of the default."""
+"""Settings that are objects with a type; an object without one changes parts of the default."""
 
 
 class AgentSettings(Settings):
@@ -28,26 +28,26 @@ class AgentSettings(Settings):
         return False
 
     def horizon_for(self, num_envs: int) -> int:
-        """How many timesteps each environment takes between two updates."""
+        """The number of timesteps that each environment takes between two updates."""
         raise NotImplementedError
 
     @property
     def minibatch_count(self) -> int:
-        """Into how many equal minibatches each rollout must be cut."""
+        """The number of equal minibatches that each rollout is cut into."""
         return 1
 
     def minibatch_size(self, timesteps: int) -> int:
-        """How many of a rollout's timesteps each optimiser step learns from."""
+        """The number of a rollout's timesteps that each optimiser step learns from."""
         return timesteps
 
     @property
     def timesteps_before_learning(self) -> int:
-        """How many timesteps are collected before the first update; 0 if it learns from the first rollout on."""
+        """The number of timesteps collected before the first update; 0 if the first rollout is learned from."""
         return 0
 
     @property
     def notices(self) -> tuple[str, ...]:
-        """Sentences for the user on settings with less effect than they seem to have."""
+        """Notices for the user about settings with less effect than they seem to have."""
         return ()
 
     @model_validator(mode="wrap")  # around the validators of subclasses that run before

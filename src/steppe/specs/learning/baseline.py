@@ -1,4 +1,4 @@
-"""Value networks of their own: `{"type": "mlp", "sizes": [64, 64]}`."""
+"""Separate value networks: `{"type": "mlp", "sizes": [64, 64]}`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class MLPBaseline(Spec):
     """The outputs of each layer."""
 
     def layers(self) -> NetworkSpec:
-        """As a network."""
+        """The layers as a network."""
         return NetworkSpec([Dense(type="dense", size=size, activation="relu") for size in self.sizes])
 
 
@@ -34,7 +34,7 @@ class CNNBaseline(Spec):
     """The outputs of each dense layer after them."""
 
     def layers(self) -> NetworkSpec:
-        """As a network."""
+        """The layers as a network."""
         windows = [5, *[3] * (len(self.conv_sizes) - 1)]
         convolutions: list[Layer] = [
             Conv2d(type="conv2d", size=size, window=window, stride=1)
@@ -45,14 +45,14 @@ class CNNBaseline(Spec):
 
 
 class NetworkBaseline(Spec):
-    """Layers of the user's own."""
+    """Layers given by the user."""
 
     type: Literal["network", "custom"]
     network: NetworkSpec
     """The layers."""
 
     def layers(self) -> NetworkSpec:
-        """As a network."""
+        """The layers as a network."""
         return self.network
 
 
@@ -79,14 +79,14 @@ _ONE_STATE = (
 
 
 class AggregatedBaseline(Spec):
-    """One baseline for each state; here an environment has one state, which all its parts make up."""
+    """One baseline for each state; an environment here has one state, made up of all its parts."""
 
     type: Literal["aggregated"]
     baselines: Annotated[dict[str, BaselineSpec], Field(min_length=1), BeforeValidator(_one_state)]
     """The baseline of the one state."""
 
     def layers(self) -> NetworkSpec:
-        """As a network."""
+        """The layers as a network."""
         (baseline,) = self.baselines.values()
         return baseline.layers()
 

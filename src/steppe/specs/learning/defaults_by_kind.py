@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from steppe.specs.environment import EnvironmentSpec
 
 Kind = Literal["pictures", "control", "far_goal", "other"]
-"""`pictures` are Atari games, `control` is that of robots and vehicles, observed as numbers of very different sizes;
+"""`pictures` are Atari games; `control` is of robots and vehicles, observed as numbers of very different sizes;
 `far_goal` is control whose only reward is at a goal that independent random actions hardly ever reach."""
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -40,7 +40,7 @@ _CONTROL = (
     "Swimmer-",
     "Walker2d-",
 )
-"""How the ids of these environments of gymnasium's begin."""
+"""The prefixes of the ids of these gymnasium environments."""
 _FAR_GOAL = ("MountainCarContinuous-",)
 _PICTURES = ("ALE/",)
 _WORDS: dict[Kind, str] = {
@@ -53,12 +53,12 @@ _WORDS: dict[Kind, str] = {
 
 @dataclass(frozen=True)
 class Defaults:
-    """Defaults for a kind of environment; all are equal, since they are no part of a spec's value."""
+    """Defaults for a kind of environment. All compare equal, since they are no part of a spec's value."""
 
     settings: Mapping[str, Any] = field(default_factory=dict, compare=False)
     """Settings of the agent, as they would be written in a file; an object changes only the fields that it names."""
     num_envs: int | None = field(default=None, compare=False)
-    """How many environments each worker steps together; None is the agent's own default."""
+    """The number of environments that each worker steps together; None is the agent's own default."""
     environment: Mapping[str, bool] = field(default_factory=dict, compare=False)
     """`normalize_observations` and `normalize_rewards` of the environment."""
 
@@ -94,7 +94,7 @@ TABLE: dict[str, dict[Kind, Defaults]] = {
 
 
 def kind_of(environment: EnvironmentSpec) -> Kind:
-    """The kind of an environment, told from its id and settings alone: nothing is imported or made for it."""
+    """The kind of an environment, from its id and settings alone; nothing is imported."""
     return kind_of_id(environment.id, environment.settings)
 
 
@@ -149,7 +149,7 @@ def _derived(model: type[Model], settings: str) -> type[Model]:
 
 
 def _flat(settings: Mapping[str, Any], start: str = "") -> list[tuple[str, Any]]:
-    """Settings with those inside of objects as `memory.capacity`."""
+    """The settings as a flat list; those inside objects become `memory.capacity`."""
     flat: list[tuple[str, Any]] = []
     for name, value in settings.items():
         flat += _flat(value, f"{start}{name}.") if isinstance(value, dict) else [(f"{start}{name}", value)]

@@ -85,7 +85,7 @@ class OrnsteinUhlenbeck(Spec):
     mu: Number = 0.0
     """The mean to which the noise returns."""
     theta: Unit = 0.15
-    """How strongly it returns to the mean."""
+    """The strength with which it returns to the mean."""
 
 
 def _understood(value: Any) -> Any:
@@ -116,4 +116,4 @@ Noise = Annotated[
 ]
 """Exploration of continuous actions."""
 DriftingNoiseSpec = Annotated[OrnsteinUhlenbeck, BeforeValidator(_understood)]
-"""Noise that takes the place of independent normal numbers in drawing actions."""
+"""Noise that replaces independent normal numbers when actions are sampled."""

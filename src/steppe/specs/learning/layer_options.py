@@ -31,7 +31,7 @@ OTHER_SPELLINGS = {"lrelu": "leaky_relu", "mean": "average", "same": "SAME", "va
 
 
 def usual_spelling(word: Any) -> Any:
-    """The word that another spelling stands for."""
+    """The usual spelling of a word."""
     return OTHER_SPELLINGS.get(word, word) if isinstance(word, str) else word
 
 
@@ -51,7 +51,7 @@ def listed_names(value: Any) -> Any:
 
 
 def checked_path(path: str) -> str:
-    """The path itself when it can name a flax module."""
+    """The path itself if it can name a flax module."""
     module, _, name = path.partition(":")
     if not name or not all(word.isidentifier() for word in f"{module}.{name}".split(".")):
         raise ValueError('it must be the path of a flax module, such as "my_layers:MyLayer"')

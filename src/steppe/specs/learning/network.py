@@ -218,7 +218,7 @@ class Input(Spec):
     )
     """The inputs: parts of the observation, names of outputs, or "*" for the output of the layer before."""
     aggregation_type: Aggregation = "concat"
-    """How several inputs are combined."""
+    """The way in which several inputs are combined."""
     axis: int = -1
     """The axis along which concat joins them: -1 is the last, 1 the first after the batch."""
 
@@ -321,14 +321,14 @@ class NetworkSpec(ListSpec[list[Layer]]):
         return self.root[-1].type == "dueling"
 
     def without_dueling(self) -> NetworkSpec:
-        """The layers before a dueling last one, which the agent itself makes."""
+        """The layers without a final dueling one, which the agent makes itself."""
         if not self.is_dueling:
             return self
         return NetworkSpec(self.root[:-1] or [Flatten(type="flatten")])
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core_schema: Any, handler: Any) -> Any:
-        """The schema also allows branches, and layers of one's own by their path alone."""
+        """The schema also allows branches, and custom layers given by their path alone."""
         schema = handler.resolve_ref_schema(handler(core_schema))
         own = {"type": "object", "properties": {"type": {"type": "string", "pattern": "[:.]"}}, "required": ["type"]}
         layer = {"title": "layer", "anyOf": [schema["items"], own]}

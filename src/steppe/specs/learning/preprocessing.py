@@ -39,13 +39,13 @@ def _not_black(weights: tuple[float, ...]) -> tuple[float, ...]:
 
 
 class Sequence(Spec):
-    """The last few observations together, so that one observation shows what moves."""
+    """The last few observations together, so that one observation shows motion."""
 
     type: Literal["sequence"]
     length: Count = 2
     """The number of observations, the oldest first; an episode begins with copies of its first one."""
     add_rank: Annotated[bool, BeforeValidator(_on_last_axis)] = False
-    """Whether they lie along a new last axis; otherwise they are joined along the last axis there is."""
+    """Whether they lie along a new last axis; otherwise they are joined along the existing last axis."""
 
 
 class Standardize(Spec):
@@ -53,7 +53,7 @@ class Standardize(Spec):
 
     type: Literal["standardize"]
     across_batch: bool = False
-    """For rewards only, where it must be true: the mean and deviation are those of the whole rollout."""
+    """Only for rewards, for which it must be true: mean and deviation are those of the whole rollout."""
 
 
 class RunningStandardize(Spec):
@@ -61,9 +61,9 @@ class RunningStandardize(Spec):
 
     type: Literal["running_standardize"]
     axis: Annotated[int | None, AfterValidator(_each_its_own)] = None
-    """Understood when left out or 0: each number has its own statistics."""
+    """It must be 0 or left out: each number has its own statistics."""
     reset_after_batch: Annotated[bool, AfterValidator(_kept)] = False
-    """Understood when left out or false: the statistics are kept."""
+    """It must be false or left out: the statistics are kept."""
 
 
 class Normalize(Spec):
@@ -221,7 +221,7 @@ class RewardPreprocessingSpec(ListSpec[tuple[Stage, ...]]):
 
 
 def _listed(written: Any) -> Any:
-    """A list of stages that each are an object."""
+    """The stages as a list of objects."""
     if isinstance(written, str | dict):
         written = [written]
     if not isinstance(written, list | tuple):

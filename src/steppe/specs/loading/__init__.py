@@ -1,1 +1,1 @@
-"""Finds, reads and checks spec files, and says in one sentence what is wrong with one."""
+"""Finds, reads and checks spec files; errors are one sentence."""

@@ -17,20 +17,20 @@ from steppe.specs.loading.suggestions import did_you_mean
 from steppe.specs.loading.validation import Origins, Steps
 
 EFFECTIVE = "effective"
-"""The section of experiment.json that tells the settings a run really has; no field, and nothing is trained by it."""
+"""The section of experiment.json with the settings a run really has; it is no field and has no effect on training."""
 SUFFIXES = (".json", ".yaml", ".yml", ".toml")
 PROJECT_FILE = "steppe.json"
 OLD_PROJECT_FILE = ".tensorforce.json"
-"""What the old tfcli wrote in its place."""
+"""The old tfcli's project file."""
 MOST_BYTES = 8 * MEGABYTE
 MOST_BYTES_BUT_JSON = 1 * MEGABYTE
-"""YAML takes several seconds a megabyte to read."""
+"""The size limit of YAML and TOML files: reading YAML takes several seconds per megabyte."""
 DEEPEST = 100
-"""How deeply the values of a spec file may be nested."""
+"""The largest nesting depth of the values in a spec file."""
 MOST_YAML_VALUES = 100_000
-"""How many values a YAML file may hold once its aliases are written out."""
+"""The largest number of values in a YAML file with its aliases expanded."""
 SHIPPED = Path(__file__).parents[2] / "experiments" / "templates"
-"""The configs that come with Steppe: what `steppe init` writes."""
+"""The configs that come with Steppe and that `steppe init` writes."""
 _ENDINGS = f"{', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}"
 
 
@@ -42,7 +42,7 @@ def find_project(start: Path) -> Path | None:
 
 
 def read_project(root: Path) -> Any:
-    """What a project says of itself: steppe.json, or the same fields of the old client's file if there is no other."""
+    """A project's fields, from steppe.json or, if there is none, from the old client's file."""
     if (root / PROJECT_FILE).is_file():
         return read_spec_file(root / PROJECT_FILE)
     about = read_spec_file(root / OLD_PROJECT_FILE)
@@ -70,7 +70,7 @@ def _shipped(name: str | Path, kind: str) -> Path | None:
 
 
 def folders_for(kind: str, start: Path) -> list[Path]:
-    """Where specs of a kind are looked for, first to last."""
+    """The folders in which specs of a kind are looked for, first to last."""
     project = find_project(start)
     return [start] if project is None else list(dict.fromkeys([start, project, project / "configs" / f"{kind}s"]))
 
@@ -87,8 +87,8 @@ def locate_config(name: str | Path, folders: Iterable[Path]) -> Path | None:
 
 
 def not_found(name: str | Path, kind: str, start: Path, place: str = "") -> SpecError:
-    """The error that says where a file was looked for and which existing name is nearest."""
-    # pathlib raises where a name is too long; a plain word such as "demo" is a name, whatever folders there are.
+    """The error for a missing file, with the folders searched and the nearest existing name."""
+    # pathlib raises if a name is too long. A plain word such as "demo" is a name even if a folder is called so.
     if Path(name).suffix in SUFFIXES and os.path.isdir(start / name):  # noqa: PTH112
         return SpecError(f"{name}{place} is a folder, no {kind} file; give a file in it, or a name")
     if _is_file(start / name):
@@ -122,12 +122,12 @@ def read_spec_file(path: str | Path) -> Any:
     except RecursionError:
         raise SpecError(f"{shown_path(path)} is nested too deeply to be read") from None
     if isinstance(data, dict):
-        data.pop("$schema", None)  # editors read it, we do not
+        data.pop("$schema", None)  # only editors read it
     return data
 
 
 def check_plain(value: Any, origins: Origins, steps: Steps = (), *, rule: str = "write it in quotes") -> None:
-    """Refuses what JSON cannot hold, since a run writes its spec down as JSON; `rule` is the way out."""
+    """Refuses values that JSON cannot represent, since a run saves its spec as JSON; `rule` ends the error."""
     if len(steps) > DEEPEST:
         raise RecursionError
     if isinstance(value, dict):
@@ -145,7 +145,7 @@ def check_plain(value: Any, origins: Origins, steps: Steps = (), *, rule: str = 
 
 
 def shown_path(path: str | Path) -> str:
-    """A path as the user would type it: from the current folder when it lies below it."""
+    """A path as the user would type it: relative to the current folder if it lies below it."""
     path = Path(path).absolute()
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
@@ -185,7 +185,7 @@ _JSONREASONS = {
 
 
 def _json_reason(before: str, rest: str, message: str) -> str:
-    """What is wrong, from what stands where reading stopped."""
+    """The mistake in a JSON file, from the text before and after the place where reading stopped."""
     if not rest.strip():
         return "the file ends too early"
     if rest.startswith(("//", "/*", "#")):
@@ -228,12 +228,12 @@ def _parse_yaml(text: str, source: str) -> Any:
 
 
 def _check_aliases(root: Any, source: str) -> None:
-    """Refuses a file whose aliases would be written out to too many values; each node is looked at once."""
+    """Refuses a file whose aliases would expand to too many values; visits each node once."""
     known: dict[int, tuple[int, int]] = {}
     open_nodes: set[int] = set()
 
     def measure(node: Any, depth: int) -> tuple[int, int]:
-        """(how many values the node stands for, how deeply they are nested)."""
+        """Returns (the number of values the node stands for, their nesting depth)."""
         if id(node) in open_nodes:
             raise SpecError(f"{source} has an alias that stands for itself; write out what it means")
         if (measured := known.get(id(node))) is not None:
@@ -244,7 +244,7 @@ def _check_aliases(root: Any, source: str) -> None:
             raise RecursionError
         open_nodes.add(id(node))
         values, height = 1, 1
-        # Of a scalar the value is text, of a list nodes, of a mapping pairs of nodes.
+        # The value of a scalar is text, that of a list nodes, that of a mapping pairs of nodes.
         for item in node.value if isinstance(node.value, list) else ():
             for inner in item if isinstance(item, tuple) else (item,):
                 below = measure(inner, depth + 1)
@@ -293,7 +293,7 @@ _BETWEEN_KEYS = re.compile(r"[^\w.\- \t]+")
 def _parse_toml(text: str, source: str) -> Any:
     import tomllib
 
-    # Python's parser takes time with the square of a key's parts.
+    # The time of Python's parser is quadratic in the parts of a key.
     if any(words.count(".") > DEEPEST for words in _BETWEEN_KEYS.split(_QUOTED.sub("q", text))):
         raise RecursionError
     try:

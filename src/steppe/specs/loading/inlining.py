@@ -1,4 +1,4 @@
-"""Parts of an experiment that are given by the name of a file: found, read and put in place."""
+"""Replaces the parts of an experiment that are given as the name of a file."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from steppe.specs.loading.validation import Origins, Steps
 
 SUB_SPECS = ("environment", "agent", "network", "cluster")
 MEANT_BY_TEXT = {"environment": "id", "agent": "type"}
-"""The field that a bare text stands for when it names no file."""
+"""The field that a bare text sets if it names no file."""
 
 
 def inline(
     data: dict[str, Any], origins: Origins, folder: Path, written_in: Path | None = None
 ) -> tuple[dict[str, Any], Origins]:
-    """Every part given as text replaced by the content of the file it names, or by what it means.
+    """Replaces each part given as text by the content of the file it names, or by an object with that text.
 
-    `folder` is where paths begin, `written_in` the file that the text stands in. An agent's own networks and its
-    demonstrations are found from the agent's file, where it has one.
+    Paths start at `folder`; `written_in` is the file that contains the text. Paths of an agent's own networks and
+    demonstrations start at the agent's file, if it has one.
     """
     data, place = dict(data), (folder, written_in)
     for kind in SUB_SPECS:
@@ -56,7 +56,7 @@ def inline(
 def _with_networks(
     agent: dict[str, Any], origins: Origins, folder: Path, written_in: Path | None
 ) -> tuple[dict[str, Any], Origins]:
-    """An agent with its own networks in place of the names of their files."""
+    """The agent with the content of its own networks' files instead of their names."""
     agent = copy.deepcopy(agent)
     for *way, name in list(_networks(agent)):
         part = functools.reduce(operator.getitem, way, agent)
@@ -70,7 +70,7 @@ def _with_networks(
 
 
 def _with_demonstrations(agent: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """An agent whose file of demonstrations has its full path, so that it is the same wherever a run is resumed."""
+    """The agent with the full path of its demonstrations, so that a run can be resumed from any folder."""
     name = agent.get("demonstrations")
     if not isinstance(name, str) or not name:
         return agent
@@ -80,14 +80,14 @@ def _with_demonstrations(agent: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def _networks(agent: dict[str, Any]) -> Iterator[tuple[str, ...]]:
-    """The ways to networks inside an agent that are given as text: its critics' and its baseline's."""
+    """The paths to networks given as text in an agent: its critics' and its baseline's."""
     if isinstance(agent.get("critic_network"), str):
         yield ("critic_network",)
     yield from (("baseline", *steps) for steps in _baseline_networks(agent.get("baseline")))
 
 
 def _baseline_networks(baseline: Any) -> Iterator[tuple[str, ...]]:
-    """A baseline's own network, and those of baselines inside it, by the names of their states."""
+    """The same in a baseline, and in baselines inside it, by the names of their states."""
     for name, value in baseline.items() if isinstance(baseline, dict) else ():
         if name == "network" and isinstance(value, str):
             yield (name,)
@@ -96,16 +96,16 @@ def _baseline_networks(baseline: Any) -> Iterator[tuple[str, ...]]:
 
 
 def _locate(text: str, kind: str, folder: Path, written_in: Path | None) -> Path | None:
-    """The file a sub-spec's text names: a name in configs/<kind>s/ first, then a path from `folder` or the project.
+    """The file that a text names: a name in configs/<kind>s/ first, then a path from `folder` or the project.
 
-    The name first, and the file itself never: experiment "cartpole" may well have environment "cartpole".
+    The file that contains the text is never meant: experiment "cartpole" may have environment "cartpole".
     """
     project = find_project(folder)
     configs = [project / "configs" / f"{kind}s"] if project else []
     if written_in is not None and written_in.is_relative_to(SHIPPED):
-        # Experiments that come with Steppe name others that do.
+        # Experiments that come with Steppe name other files that do.
         configs.append(SHIPPED / f"{kind}s")
-    # A file that happens to lie around must not change what "ppo" means; a path or an ending asks for a file.
+    # A bare "ppo" must not depend on files that happen to exist; a path or an ending asks for a file.
     asks_for_file = kind not in MEANT_BY_TEXT or text.endswith(SUFFIXES) or (kind == "agent" and "/" in text)
     folders = configs + ([folder, *([project] if project else [])] if asks_for_file else [])
     for place in folders:
@@ -116,12 +116,12 @@ def _locate(text: str, kind: str, folder: Path, written_in: Path | None) -> Path
 
 
 def _read(path: Path, steps: Steps, origins: Origins) -> tuple[Any, Origins]:
-    """(what a file holds, where the part at `steps` is written now)."""
+    """Returns (the file's content, `origins` with this file for the part at `steps`)."""
     return read_spec_file(path), origins.with_part(steps, shown_path(path), "")
 
 
 def _unwrapped(network: Any, steps: Steps, origins: Origins) -> tuple[Any, Origins]:
-    """TOML has no list at the top of a file, so a network may be wrapped."""
+    """The list in `{"layers": [...]}`, which TOML needs because it has no list at the top of a file."""
     if not isinstance(network, dict) or list(network) != ["layers"]:
         return network, origins
     inner = origins.below(*steps, "layers")

@@ -1,4 +1,4 @@
-"""Reads small text files that somebody else may have written: regular files only, and never more than a limit."""
+"""Reads small untrusted files: regular files only, up to a size limit."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ MEGABYTE = 1_000_000
 
 
 def read_small(path: str | os.PathLike[str], limit: int) -> bytes:
-    """The bytes of a regular file of at most `limit` bytes; anything else is an OSError that says why.
+    """The bytes of a regular file of at most `limit` bytes; raises an OSError with the reason for anything else.
 
-    A FIFO, a socket or a device is refused before it is read, since reading it could wait for ever.
+    A FIFO, a socket or a device is refused before it is read, since reading it could block for ever.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as file:
@@ -29,7 +29,7 @@ def read_small(path: str | os.PathLike[str], limit: int) -> bytes:
 
 
 def exists(path: Path) -> bool:
-    """Whether there is anything under this name, a link that leads nowhere included; what is hidden counts as there."""
+    """Whether the path exists; broken links, and paths that may not be examined, count as existing."""
     try:
         path.lstat()
     except (FileNotFoundError, NotADirectoryError):

@@ -1,4 +1,4 @@
-"""`--set agent.discount=0.97`: values put into a spec from the command line."""
+"""`--set agent.discount=0.97`: overrides of a spec's values from the command line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PYTHON_WORDS = {"True": True, "False": False, "None": None}
 
 
 def apply_overrides(data: dict[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
-    """A new dict with each `path=value` put in; values are JSON, or else text."""
+    """A new dict with each `path=value` applied; values are JSON, or else text."""
     data = copy.deepcopy(data)
     for text in overrides:
         put(data, *parse_override(text), text)
@@ -35,7 +35,7 @@ def parse_override(text: str) -> tuple[Steps, Any]:
 
 
 def put(data: dict[str, Any], steps: Steps, value: Any, text: str) -> Steps:
-    """Set the value at `steps` in `data` itself; the way to the first thing that was not there before."""
+    """Sets the value at `steps` in `data` itself; returns the path to the first part that did not exist before."""
     inside: Any = data
     for number, step in enumerate(steps[:-1], start=1):
         key = _key(inside, step, steps[: number - 1], text)
@@ -50,7 +50,7 @@ def put(data: dict[str, Any], steps: Steps, value: Any, text: str) -> Steps:
 
 
 def _key(inside: Any, step: str | int, steps: Steps, text: str) -> Any:
-    """The key or index that `step` means in `inside`, which stands at `steps`."""
+    """The key or index for `step` in `inside`, the value at `steps`."""
     here = join_path("", steps)
     if isinstance(inside, dict):
         return str(step)

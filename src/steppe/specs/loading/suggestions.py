@@ -1,4 +1,4 @@
-"""The nearest valid word to one that is not."""
+"""Suggestions for unknown words."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OTHER_LIBRARIES = {
     "num_minibatches": "minibatches",
     "max_grad_norm": "max_gradient_norm",
 }
-"""What other libraries call a setting -> what it is called here."""
+"""Names of settings in other libraries -> their names here."""
 OF_AGENTS = (
     *OTHER_LIBRARIES.values(),
     "batch_size",
@@ -31,11 +31,11 @@ OF_AGENTS = (
     "exploration",
     "n_step",
 )
-"""Settings of agents that are looked for among the fields of an experiment."""
+"""Settings of agents that users write among the fields of an experiment."""
 
 
 def misplaced(word: str, fields: Collection[str]) -> str:
-    """As `did_you_mean`, for a setting by another library's name or of the agent; nothing for any other word."""
+    """Like `did_you_mean`, for another library's name of a setting or a setting of the agent; "" for other words."""
     ours = OTHER_LIBRARIES.get(word, word)
     if ours in fields:
         return f'; did you mean "{ours}"?'
@@ -43,7 +43,7 @@ def misplaced(word: str, fields: Collection[str]) -> str:
 
 
 def nearest(word: str, choices: Iterable[str]) -> str | None:
-    """The choice most like `word`, whatever its case and separators; None when nothing is close."""
+    """The choice most like `word`, ignoring case and separators; None if none is close."""
     by_fold = {_fold(choice): choice for choice in choices}
     matches = difflib.get_close_matches(_fold(word), by_fold, n=1, cutoff=0.65)
     if not matches and len(word) > 2:
@@ -52,7 +52,7 @@ def nearest(word: str, choices: Iterable[str]) -> str | None:
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
-    """The end of an error: `; did you mean "ppo"?`, or nothing when no choice is close."""
+    """The end of an error: `; did you mean "ppo"?`, or "" if no choice is close."""
     choice = nearest(word, choices)
     return f'; did you mean "{choice}"?' if choice is not None else ""
 

@@ -22,10 +22,10 @@ Steps = tuple[str | int, ...]
 
 @dataclass(frozen=True)
 class Origins:
-    """Which file or option each part of a spec was written in; all are equal, since this is no part of a value."""
+    """The file or option in which each part was written. All compare equal: origins are no part of a spec's value."""
 
     source: str = field(default="", compare=False)
-    """The file or option in which the whole was written, or nothing."""
+    """The file or option in which the whole was written, or ""."""
     path: str = field(default="", compare=False)
     """The path of the whole inside `source`."""
     parts: dict[Steps, tuple[str, str]] = field(default_factory=dict, compare=False)
@@ -34,7 +34,7 @@ class Origins:
     """From the path of a value to the path at which it was written, if they differ."""
 
     def with_part(self, steps: Steps, source: str, path: str) -> Origins:
-        """The same, but what stands at `steps` was written in `source` at `path`."""
+        """The same, except that the part at `steps` was written in `source` at `path`."""
         kept = {known: origin for known, origin in self.parts.items() if known[: len(steps)] != steps}
         return Origins(self.source, self.path, kept | {steps: (source, path)}, self.moved)
 
@@ -43,7 +43,7 @@ class Origins:
         return Origins(self.source, self.path, self.parts, moved)
 
     def below(self, *steps: str | int) -> Origins:
-        """The origins of what stands at `steps`, as a whole of its own."""
+        """The origins of the part at `steps` alone."""
         written = self._written(steps)
         source, path = self._find(written)
         length = len(written)
@@ -85,14 +85,14 @@ def validate(
 ) -> Model:
     """`data` as a `model`, or one SpecError that names the source, the path in it and the nearest valid word.
 
-    `options` are the command-line options that give a field of the model, for the case that it is missing.
+    `options` maps fields of the model to their command-line options, for errors about missing fields.
     """
     origins = source if isinstance(source, Origins) else Origins(source, path)
     try:
         return model.model_validate(data)
     except ValidationError as error:
         details = error.errors(include_url=False)
-        # A misspelt field also leaves the right one missing: the misspelling is the mistake to name.
+        # A misspelt field also leaves the right one missing; the error names the misspelling.
         first = next((detail for detail in details if detail["type"] == "extra_forbidden"), details[0])
         sentence = _sentence(model, data, first, origins, options or {})
         more = len({detail["loc"] for detail in details}) - 1
@@ -104,7 +104,7 @@ def validate(
 def unknown_word(
     kind: str, word: str, choices: Iterable[str], *, source: str | Origins = "", path: str = "", listed_by: str = ""
 ) -> SpecError:
-    """The error for a word that is none of `choices`; `path` is where the word stands, `listed_by` a command."""
+    """The error for a word, found at `path`, that is none of `choices`; the command `listed_by` lists them."""
     choices = list(choices)
     if isinstance(source, Origins):
         place = source.place(*([path] if path else []))
@@ -126,7 +126,7 @@ def join_path(path: str, steps: Steps) -> str:
 
 
 def shown(value: Any) -> str:
-    """The value as it stands in a JSON file, cut short when long."""
+    """The value as JSON, shortened if it is long."""
     try:
         text = json.dumps(value, ensure_ascii=False)
     except (TypeError, ValueError):
@@ -164,14 +164,14 @@ def _sentence(
         listed = ", ".join(json.dumps(choice) for choice in choices)
         way_out = way_out or f"; it must be {'one of ' if len(choices) > 1 else ''}{listed}"
         return f"unknown value {shown(detail['input'])}{origins.place(*steps)}{way_out}"
-    # A rule about several fields of one object is broken by none of them alone.
+    # If several fields of one object are wrong together, the error shows none of their values.
     is_joint = kind == "value_error" and isinstance(detail["input"], dict)
     what = "settings" if is_joint else f"value {shown(detail['input'])}"
     return f"wrong {what}{origins.place(*steps)}; {_rule(kind, context, detail['msg'])}"
 
 
 def _way_to_give(word: str, parent: Steps, origins: Origins, options: Mapping[str, str]) -> str:
-    """How a missing field can be given."""
+    """The end of the error for a missing field."""
     if parent or word not in options:
         return "it has no default, so it must be given"
     return f"{'write it there or ' if origins.source else ''}give it with {options[word]}"
@@ -193,7 +193,7 @@ _BOUND_WORDS = {"gt": "more than", "ge": "at least", "lt": "less than", "le": "a
 
 
 def _rule(kind: str, context: dict[str, Any], message: str) -> str:
-    """What the value must be."""
+    """The rule that the value breaks."""
     if kind in _BOUNDS:
         bound = context[_BOUNDS[kind]]
         return f"it must be {_BOUND_WORDS[_BOUNDS[kind]]} {int(bound) if bound == int(bound) else bound}"
@@ -211,11 +211,11 @@ def _rule(kind: str, context: dict[str, Any], message: str) -> str:
 
 
 def _without_tags(model: type[BaseModel], data: Any, location: Steps, keep_last: bool) -> Steps:
-    """Pydantic's way to the value without the names of union members it passes, which are in no file."""
+    """Pydantic's path to the value without the tags of union members, which are in no file."""
     steps: list[str | int] = []
     for number, step in enumerate(location):
         is_last = number == len(location) - 1
-        # What was written under another name is not in the data, but a field of this name tells where to look.
+        # A field may be written under another name; its path still helps to find it.
         is_field = number == 0 and step in model.model_fields
         try:
             data = data[step]
@@ -228,7 +228,7 @@ def _without_tags(model: type[BaseModel], data: Any, location: Steps, keep_last:
 
 
 def _descend(annotation: Any, steps: Steps) -> Any:
-    """The type that pydantic expects at `steps`, or None where it cannot be told."""
+    """The type that pydantic expects at `steps`, or None if it is unknown."""
     for step in steps:
         annotation = next(_inner(annotation, step), None)
     return annotation
@@ -238,7 +238,7 @@ def _inner(annotation: Any, step: str | int) -> Iterator[Any]:
     options = list(_options(annotation))
     models = [option for option in options if isinstance(option, type) and issubclass(option, BaseModel)]
     if len(models) > 1:
-        # A member's tag comes before its fields, one of which may be called alike.
+        # A member's tag comes before its fields, one of which may have the same name.
         yield from (option for option in models if _is_tag(option, step))
     for option in options:
         if isinstance(option, type) and issubclass(option, BaseModel):

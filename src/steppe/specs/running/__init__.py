@@ -1,1 +1,1 @@
-"""Where and how a run takes place: run modes, clusters, connections, seeds."""
+"""Specs of run modes, clusters, connections and seeds."""

@@ -1,4 +1,4 @@
-"""How a learner and its workers share the work."""
+"""Settings of a learner and its workers."""
 
 from __future__ import annotations
 
@@ -14,29 +14,30 @@ class AsyncSpec(Spec):
     """Settings of run mode async."""
 
     batch_timesteps: Count | Literal["episode"] | None = None
-    """How many timesteps a worker sends at once; without it 64, and with "episode" whole episodes of up to 1,024.
-    Workers of agents that learn from trajectories send their horizon."""
+    """The number of timesteps that a worker sends at once, 64 by default; with "episode" it sends whole episodes of
+    up to 1,024. Workers of agents that learn from trajectories send their horizon."""
     update_to_data: Positive | Literal["max"] | None = None
-    """How many updates the learner takes for each timestep that arrives; without it as many as in run mode single, and
-    with "max" as many as it can while nobody waits."""
+    """The number of updates for each timestep that arrives, by default as in run mode single; with "max" the learner
+    makes as many as it can while no worker waits."""
     trajectories_per_update: Count | None = None
-    """From how many environments' trajectories an update learns (agents that learn from them); without it num_envs."""
+    """The number of environments whose trajectories an update learns from (agents that learn from trajectories);
+    num_envs by default."""
     queue_size: Count = 2
-    """How many batches may wait for the learner; the more, the older is what it learns from."""
+    """The number of batches that may wait for the learner; the longer the queue, the older the data."""
     patience: NonNegative = 10.0
-    """For how many seconds a worker waits for room in that queue before its batch is dropped and counted; 0 drops it at
+    """The seconds that a worker waits for room in that queue before its batch is dropped and counted; 0 drops it at
     once, for simulators that cannot wait."""
     evaluation_share: Unit = 0.02
     """The share of episodes that workers play greedily, for the learner's record."""
     worker_timeout: Positive = 300.0
-    """After how many seconds without a timestep a worker counts as hung, and is replaced."""
+    """The seconds without a timestep after which a worker counts as hung and is replaced."""
     reconnect: NonNegative = 60.0
-    """For how many seconds a worker looks for a learner that went away, before it ends."""
+    """The seconds that a worker looks for a lost learner before it ends."""
     address: Address | None = None
-    """Where the learner listens, for workers of your own to join: `host:port`; without it at a free port, which only
-    this machine reaches unless others can join its Ray."""
+    """The learner's address, `host:port`, for workers of your own to join; by default a free port, which only this
+    machine reaches unless others can join its Ray."""
     token_file: str | None = None
-    """A file with the token that workers show; without it the variable STEPPE_LEARNER_TOKEN is used if it is set."""
+    """A file with the token that workers show; by default the variable STEPPE_LEARNER_TOKEN is used if it is set."""
     tls_cert: str | None = None
     """The learner's certificate (PEM), which turns encryption on."""
     tls_key: str | None = None

@@ -16,7 +16,7 @@ Provider = Literal["kubeconfig", "gke", "eks", "kind", "k3d"]
 
 
 class ClusterSpec(Spec):
-    """Equal nodes of one machine type, or of so many CPUs and so much memory each."""
+    """Equal nodes of one machine type, or of given CPUs and memory."""
 
     name: Text | None = None
     """The cluster's name."""
@@ -37,27 +37,29 @@ class ClusterSpec(Spec):
     location: Text | None = None
     """The provider's region or zone."""
     subnets: list[Text] | None = None
-    """The subnets it is put in, of two zones at least (eks): nodes stand in the first. Else the default network's."""
+    """The cluster's subnets, in at least two zones (eks); its nodes are in the first. By default those of the
+    default network."""
     provider: Provider | None = None
-    """Who runs it: `gke`, `eks`, `kind` or `k3d` make clusters, `kubeconfig` is one that is there already."""
+    """The provider: `gke`, `eks`, `kind` and `k3d` make clusters, `kubeconfig` is an existing one."""
     project: Text | None = None
-    """The cloud project it belongs to (gke); without it the one that `steppe init -r` has noted."""
+    """The cloud project it belongs to (gke); by default the one that `steppe init -r` has noted."""
     kubeconfig: Text | None = None
-    """The file that says how it is reached (provider kubeconfig); without it KUBECONFIG, or ~/.kube/config."""
+    """The file for access to the cluster (provider kubeconfig); by default KUBECONFIG, or ~/.kube/config."""
     context: Text | None = None
-    """Which context of that file it is; without it the current one."""
+    """The context in that file; by default the current one."""
     namespace: Text | None = None
-    """The namespace for experiments; without it the context's own, or "default"."""
+    """The namespace for experiments; by default the context's own, or "default"."""
     gpu_sharing: Flag = False
     """Whether the provider lets several Pods share a GPU (gke, eks)."""
     clients_per_gpu: Count = WORKERS_PER_GPU
-    """How many workers share a GPU at most: those of one Pod, or with gpu_sharing as many Pods, each with a part."""
+    """The largest number of workers that share a GPU: those of one Pod, or with gpu_sharing as many Pods, each with
+    a part."""
     spot: Flag = False
-    """Whether nodes are the cheaper kind that the provider may take back; training goes on elsewhere then."""
+    """Whether nodes are cheaper ones that the provider may take back; training then goes on elsewhere."""
     version: Text | None = None
-    """The Kubernetes version; without it the provider's default."""
+    """The Kubernetes version; by default the provider's."""
     kubernetes: KubernetesSpec = KubernetesSpec()
-    """How Pods are made on it, unless an experiment says otherwise."""
+    """Settings of Pods on this cluster; those of an experiment take precedence."""
 
     @field_validator("namespace")
     @classmethod

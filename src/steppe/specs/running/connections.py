@@ -18,7 +18,7 @@ UE4_ADDRESS = "127.0.0.1:6025"
 
 
 def split_address(text: str) -> tuple[str, int]:
-    """`"host:port"` or `"[::1]:port"` as (host, port); anything else is a ValueError that says how to write it."""
+    """Parses `"host:port"` or `"[::1]:port"` into (host, port); a ValueError explains the format."""
     host, colon, port = text.rpartition(":")
     bare = host.removeprefix("[").removesuffix("]") if host.startswith("[") and host.endswith("]") else host
     is_plain = bool(bare) and (":" not in bare or bare != host)
@@ -44,7 +44,7 @@ def _checked(text: str) -> str:
 
 
 def _with_address(data: Any, host: str, port: int | None) -> Any:
-    """`host` and `port`, as older files have them, put together as `address`."""
+    """Joins `host` and `port`, as in older files, into `address`."""
     if not isinstance(data, dict) or not {"host", "port"} & data.keys():
         return data
     if {"address", "addresses"} & data.keys():
@@ -62,15 +62,15 @@ class RemoteSettings(Settings):
     """Environments that a server steps: `steppe env serve`, or any program that speaks its protocol."""
 
     address: Address | None = None
-    """Where the server listens: `host:port`; also given as `host` and `port`."""
+    """The server's address, `host:port`; also given as `host` and `port`."""
     addresses: Addresses | None = None
     """Several servers of the same environment, each of which gets its share of the environments."""
     timeout: Positive = 60.0
-    """How many seconds a single answer may take."""
+    """The time limit of a single answer, in seconds."""
     reconnect: NonNegative = 60.0
-    """For how many seconds a broken connection is tried again before the run fails; 0 tries once."""
+    """The seconds that a broken connection is tried again before the run fails; 0 tries once."""
     token_file: str | None = None
-    """A file with the server's token; without it the variable STEPPE_ENV_TOKEN is used if it is set."""
+    """A file with the server's token; by default the variable STEPPE_ENV_TOKEN is used if it is set."""
     tls: bool = False
     """Whether the connection is encrypted, and the server's certificate checked."""
     tls_ca: str | None = None
@@ -97,28 +97,28 @@ class Ue4Settings(Settings):
     """A game of Unreal Engine 4 that runs the old learning plug-in."""
 
     address: Address | None = None
-    """Where the game listens: `host:port`; also given as `host` and `port`. Without it 127.0.0.1:6025."""
+    """The game's address, `host:port`; also given as `host` and `port`. By default 127.0.0.1:6025."""
     addresses: Addresses | None = None
-    """One game for each environment, where there are several."""
+    """The addresses of several games, one for each environment."""
     num_ticks: Count = 4
-    """How many ticks of the game one timestep lasts."""
+    """The number of the game's ticks in one timestep."""
     delta_time: Positive = 1 / 60
-    """How many seconds of the game's time one tick lasts."""
+    """The seconds of the game's time in one tick."""
     controls: Literal["auto", "keys", "axes", "combinations"] = "auto"
-    """What the agent controls: each key on or off, each axis as a number, or one of all combinations of both."""
+    """The controls of the agent: each key on or off, each axis as a number, or one of all combinations of both."""
     observations: list[str] | None = None
-    """The names of what is observed, in the game's words; without it everything."""
+    """The names of the observations to use, in the game's words; by default all."""
     timeout: Positive = 60.0
-    """How many seconds a single answer may take."""
+    """The time limit of a single answer, in seconds."""
     max_episode_steps: Count | None = None
-    """How many timesteps an episode may last before it is truncated."""
+    """The number of timesteps after which an episode is truncated."""
 
     @model_validator(mode="before")
     @classmethod
     def _understand_spellings(cls, data: Any) -> Any:
         data = _with_address(data, *split_address(UE4_ADDRESS))
         if isinstance(data, dict) and isinstance(data.get("discretize_actions"), bool):
-            # The old client's word for it; its false left each key and axis on its own, which "auto" does where it can.
+            # The old client's word for `controls`; false kept keys and axes separate, as "auto" does if it can.
             rest = {name: value for name, value in data.items() if name != "discretize_actions"}
             return ({"controls": "combinations"} if data["discretize_actions"] else {}) | rest
         return data
@@ -140,7 +140,7 @@ _WAYS = {"remote": ("auto",), "ue4": ("auto", "sync", "processes")}
 
 
 def gathered(data: dict[str, Any], own: Collection[str]) -> dict[str, Any]:
-    """An environment's data with the fields of its connection, which files write beside `type`, in `settings`.
+    """An environment's data with the fields of its connection moved from beside `type` into `settings`.
 
     `own` are the fields that every environment has.
     """
@@ -152,7 +152,7 @@ def gathered(data: dict[str, Any], own: Collection[str]) -> dict[str, Any]:
 
 
 def check_connection(spec: EnvironmentSpec) -> None:
-    """Raises a ValueError when an environment of one of these types is described wrongly."""
+    """Raises a ValueError if an environment of one of these types is described wrongly."""
     if spec.id not in CONNECTIONS:
         return
     if spec.backend == "compiled":

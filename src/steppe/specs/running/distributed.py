@@ -1,4 +1,4 @@
-"""How parameter servers and workers share the work, and which Ray they run on."""
+"""Settings of parameter servers, workers and Ray."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pydantic import Field, field_validator
 from steppe.specs._base import Count, Flag, NonNegative, Positive, Spec
 
 WORKERS_PER_GPU = 3
-"""The default of how many workers share a GPU at most."""
+"""The default of the largest number of workers that share a GPU."""
 Sharers = Annotated[int, Field(strict=True, ge=1, le=100)]
 Port = Annotated[int, Field(strict=True, ge=1024, le=65535)]
 
 
 class TLSSpec(Spec):
-    """The files with which Ray encrypts what goes between machines; every machine has its own at the same places."""
+    """The files with which Ray encrypts traffic between machines; every machine has its own at the same paths."""
 
     certificate: str
     """The file of this machine's certificate (PEM)."""
@@ -29,20 +29,20 @@ class RaySpec(Spec):
     """The Ray that run modes distributed and async use."""
 
     address: str | None = None
-    """The Ray cluster to join, such as "10.0.0.1:6379"; without one a Ray is started here and stopped again."""
+    """The Ray cluster to join, such as "10.0.0.1:6379"; by default a Ray is started here and stopped again."""
     port: Port | None = None
-    """The port where a Ray that is started here takes in other machines; without one it keeps to this machine."""
+    """The port at which a Ray started here accepts other machines; without one it is limited to this machine."""
     tls: TLSSpec | None = None
-    """The files that encrypt what goes between machines; nothing is encrypted without them."""
+    """The files that encrypt traffic between machines; without them nothing is encrypted."""
     gpus_per_worker: NonNegative = 0.0
     """The share of a GPU that each worker gets: 0.33 puts at most three workers on one."""
     workers_per_gpu: Sharers | None = None
-    """How many workers share a GPU at most, however small their shares are; without it as many as the cluster's
-    clients_per_gpu says, or 3."""
+    """The largest number of workers that share a GPU, however small their shares; by default the cluster's
+    clients_per_gpu, or 3."""
     cpus_per_worker: NonNegative = 1.0
     """The share of a core that each worker is counted as."""
     object_store: Positive = 0.25
-    """How much memory a Ray that is started here has for large messages, in GB."""
+    """The memory for large messages of a Ray that is started here, in GB."""
 
     @field_validator("address")
     @classmethod
@@ -68,11 +68,12 @@ class DistributedSpec(Spec):
     synchronous: Flag = False
     """Whether every update waits for a gradient of every worker and takes their mean."""
     max_staleness: Count | None = None
-    """How many updates old the parameters may be that a gradient comes from; older ones are dropped and counted."""
+    """The largest age, in updates, of the parameters that a gradient comes from; older gradients are dropped and
+    counted."""
     rollouts_per_push: Count | None = None
-    """How many rollouts a worker learns from, each where the one before has led it, before it sends their gradients;
-    without it, enough for about 16 gradients, or 4 of an agent with a replay memory."""
+    """The number of rollouts that a worker learns from, each with the parameters that the one before led to, before
+    it sends their gradients; by default enough for about 16 gradients, or 4 of an agent with a replay memory."""
     overlap: Flag = False
-    """Whether a worker collects on while its gradients are on their way: faster over slow networks, but staler."""
+    """Whether a worker collects while its gradients are sent: faster over slow networks, but staler."""
     worker_timeout: Positive = 60.0
-    """After how many seconds a silent worker or server is replaced; ten times as long while it starts."""
+    """The seconds after which a silent worker or server is replaced; ten times as long while it starts."""

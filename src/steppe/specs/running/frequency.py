@@ -31,7 +31,7 @@ class Frequency:
 
     @classmethod
     def parse(cls, value: Any) -> Frequency:
-        """From `"600s"`, `"100e"`, `"5000t"` or a bare number of seconds; ValueError says what is wrong."""
+        """Parses `"600s"`, `"100e"`, `"5000t"` or a bare number of seconds; a ValueError explains mistakes."""
         if isinstance(value, Frequency):
             return value
         if isinstance(value, int | float) and not isinstance(value, bool):

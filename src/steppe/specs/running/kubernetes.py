@@ -1,4 +1,4 @@
-"""How an experiment's Pods are made: written in a cluster's spec for all that run there, or in an experiment's own."""
+"""Settings of an experiment's Pods, in the spec of a cluster or of the experiment."""
 
 from __future__ import annotations
 
@@ -16,38 +16,38 @@ PullPolicy = Literal["Always", "IfNotPresent", "Never"]
 AccessMode = Literal["ReadWriteOnce", "ReadWriteOncePod", "ReadWriteMany"]
 _STORE = re.compile(r"(?P<kind>[a-z][a-z0-9+.-]*)://(?P<bucket>[^/?#@:\s]+)(?P<path>(/[^/?#\s]+)*)/?")
 NO_STORES = ("http", "https", "ftp", "file", "local", "memory")
-"""URLs that are well-formed, and keep nothing that another Pod could find."""
+"""Schemes of URLs that are well-formed but no storage that other Pods can read."""
 
 
 class PodSpec(Spec):
-    """What one kind of Pod asks for; what is left out follows from the run mode."""
+    """The resources and image of one kind of Pod; defaults follow from the run mode."""
 
     cpus: Positive | None = None
-    """How many CPUs the Pod is promised; its threads agree with it. Also its limit, unless cpu_limit says otherwise."""
+    """The number of CPUs that the Pod requests and fits its threads to. Also its limit, unless cpu_limit is given."""
     memory: Positive | None = None
-    """How much memory it gets, in GB: promised, and the limit at which it is ended."""
+    """The memory that it requests, in GB; also the limit at which it is ended."""
     gpus: NonNegative | None = None
-    """How many GPUs it gets; below 1 it is a share, and Pods or workers share a GPU."""
+    """The number of GPUs that it gets; below 1 it is a share, and Pods or workers share a GPU."""
     cpu_limit: Positive | None = None
-    """How many CPUs it may use at most, where that is more than it is promised."""
+    """The largest number of CPUs that it may use, if that is more than it requests."""
     image: Text | None = None
-    """The image of this kind of Pod, such as a simulator's own with Steppe installed; without it the image of all."""
+    """The image of this kind of Pod, such as a simulator's own with Steppe installed; by default the image of all."""
 
 
 class KubernetesSpec(Spec):
-    """How Pods are made. What an experiment says comes before what its cluster says; maps of the two are joined."""
+    """Settings of Pods. An experiment's take precedence over its cluster's, and maps of the two are merged."""
 
     engine: Engine | None = None
-    """What makes the Pods: `jobs` (without it) needs nothing on the cluster; `kuberay` has the KubeRay operator make
-    those of run mode distributed, the only one with a Ray."""
+    """The maker of the Pods: `jobs` (the default) needs nothing on the cluster; with `kuberay` the KubeRay operator
+    makes those of run mode distributed, the only one with a Ray."""
     image: Text | None = None
-    """The image that Pods run; without it Steppe's own of this version."""
+    """The image that Pods run; by default Steppe's own of this version."""
     image_pull_policy: PullPolicy | None = None
-    """When a node fetches the image; without it Kubernetes decides by the tag."""
+    """The rule by which a node pulls the image; by default Kubernetes decides by the tag."""
     image_pull_secrets: list[Text] | None = None
-    """Names of Secrets that open a private registry."""
+    """Names of Secrets with access to a private registry."""
     driver: PodSpec = PodSpec()
-    """The Pod that trains, or that orders and learns in run modes distributed and async."""
+    """The Pod that trains, or that coordinates and learns in run modes distributed and async."""
     worker: PodSpec = PodSpec()
     """Each worker's Pod, in run modes distributed and async."""
     server: PodSpec = PodSpec()
@@ -55,47 +55,48 @@ class KubernetesSpec(Spec):
     results: Text | None = None
     """Object storage for the results instead of a disk of the cluster: `s3://bucket/path`, `gs://bucket/path`."""
     storage: Positive | None = None
-    """How much disk the results get, in GB; 10 without it. With `results`, how much of its node's a Pod may use."""
+    """The size of the disk for results, in GB; 10 by default. With `results`, the part of its node's disk that a Pod
+    may use."""
     storage_class: Text | None = None
-    """The cluster's kind of disk for results; without it its default."""
+    """The storage class of the disk for results; by default the cluster's."""
     access_mode: AccessMode | None = None
-    """How that disk may be mounted; ReadWriteOnce without it, since one Pod writes."""
+    """The access mode of that disk; by default ReadWriteOnce, since one Pod writes."""
     grace_seconds: Count | None = None
-    """How many seconds a Pod that is asked to end has to save a checkpoint; 60 without it."""
+    """The seconds that a Pod has to save a checkpoint when it is asked to end; 60 by default."""
     patience: Positive | None = None
-    """After how many seconds a worker of run mode async that does not find its learner again begins anew; 900 without
-    it. A Pod waits for its driver for a day, and says so each time as many seconds have passed."""
+    """The seconds after which a worker of run mode async that does not find its learner again restarts; 900 by
+    default. A Pod waits for its driver for a day, and logs that once in as many seconds."""
     service_account: Text | None = None
     """The ServiceAccount that Pods run as; they never get its token."""
     node_selector: dict[str, str] | None = None
     """Labels that a node must have."""
     tolerations: list[Json] | None = None
-    """Taints that Pods put up with, as Kubernetes writes them."""
+    """Taints that Pods tolerate, as Kubernetes writes them."""
     priority_class: Text | None = None
     """The PriorityClass of all Pods."""
     queue: Text | None = None
-    """The Kueue queue in which Jobs wait their turn."""
+    """The Kueue queue in which Jobs wait."""
     env: dict[str, str] | None = None
-    """Variables of all containers; secrets belong into a Secret, which `env_from_secrets` names."""
+    """Variables of all containers; secrets belong in a Secret that `env_from_secrets` names."""
     env_from_secrets: list[Text] | None = None
     """Names of Secrets whose keys become variables of all containers."""
     volumes: list[Json] | None = None
-    """More volumes, as Kubernetes writes them."""
+    """Additional volumes, as Kubernetes writes them."""
     volume_mounts: list[Json] | None = None
-    """Where containers see them, as Kubernetes writes them."""
+    """Their mounts in containers, as Kubernetes writes them."""
     sidecars: list[Json] | None = None
     """Containers beside the driver and each worker, as Kubernetes writes them: a simulator of a remote environment."""
     labels: dict[str, str] | None = None
-    """More labels of everything that is made."""
+    """Additional labels of all objects that are made."""
     annotations: dict[str, str] | None = None
-    """More annotations of all Pods."""
+    """Additional annotations of all Pods."""
     network_policy: bool | None = None
-    """Whether a NetworkPolicy keeps the cluster's other Pods from those of the experiment; true without it."""
+    """Whether a NetworkPolicy keeps the cluster's other Pods from those of the experiment; true by default."""
     read_only_root: bool | None = None
-    """Whether containers may write only to their volumes and to `/tmp`. Without it true, except for `driver`, `worker`
-    and `server` with an `image` of their own. `sidecars` say it themselves."""
+    """Whether containers may write only to their volumes and to `/tmp`; true by default, except for `driver`,
+    `worker` and `server` with an `image` of their own. `sidecars` set it themselves."""
     user: Natural | None = None
-    """The number of the user that Pods run as and that owns the results; 1000 without it."""
+    """The number of the user that Pods run as and that owns the results; 1000 by default."""
 
     @field_validator("results")
     @classmethod
@@ -121,7 +122,7 @@ class KubernetesSpec(Spec):
 
 
 def joined(first: KubernetesSpec | None, second: KubernetesSpec | None) -> KubernetesSpec:
-    """What the two say together, `second` before `first`: maps are joined, anything else is taken from one of them."""
+    """Merges two specs: maps are joined, and in other fields `second` takes precedence over `first`."""
     if first is None or second is None:
         return second or first or KubernetesSpec()
     fields: dict[str, Any] = {}

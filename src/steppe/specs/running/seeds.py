@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from steppe.errors import UserError
 
 MOST_SEEDS = 100
-"""How many seeds a group may have."""
+"""The largest number of seeds in a group."""
 LARGEST_SEED = 2**32 - 1
 
 
 def read_seeds(given: str | int | Iterable[int]) -> tuple[int, ...]:
-    """The seeds that an option or an argument asks for; a UserError says what is wrong with it."""
+    """Parses the seeds of an option or an argument; a UserError explains mistakes."""
     if isinstance(given, str):
         words = [word.strip() for word in given.split(",")]
         if len(words) == 1:
