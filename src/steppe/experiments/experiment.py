@@ -225,8 +225,8 @@ class Experiment:
     def policy(self, *, allow_modules: str | Iterable[str] = ()) -> Policy:
         """The trained policy: `.act(observation)`.
 
-        Its layers may be code of Python modules: those that the spec named which this experiment was made of here, and
-        those in `allow_modules`. An experiment that was opened may come from anywhere and needs `allow_modules`.
+        Its layers may import the Python modules in `allow_modules`, and those that its spec names if the experiment was
+        made here. One that was opened may come from anywhere, so all its modules must be in `allow_modules`.
         """
         from steppe.policies.policy import load_policy
         from steppe.specs.allowed_modules import AllowedModules
@@ -274,7 +274,7 @@ class Experiment:
             from steppe import runners
             from steppe.envs.gymnasium.in_process import keep
 
-            runners.release()  # what was built has the object of before
+            runners.release()  # the built run holds the previous object
             keep(known, fields["environment"])
             return {name: value for name, value in fields.items() if name != "environment"}
         named = named_environment(fields["environment"])
@@ -306,7 +306,7 @@ class Experiment:
 
 
 def load(file: str | Path | None, fields: dict[str, Any], start: Path) -> ExperimentSpec:
-    """A spec from a file and fields; without a name it gets one with its folder."""
+    """A spec from a file and fields; without a name it gets its run folder's later."""
     from steppe.spec_files import load_experiment
 
     named = fields if fields.get("name") else fields | {"name": lifecycle.WITHOUT_NAME}
@@ -314,7 +314,7 @@ def load(file: str | Path | None, fields: dict[str, Any], start: Path) -> Experi
 
 
 def _check_words(fields: dict[str, Any], in_start: bool = False) -> None:
-    """Names our counterpart of arguments that other libraries have."""
+    """Refuses arguments of other libraries, and names Steppe's counterpart."""
     for word in ("callback", "callbacks"):
         if word in fields:
             raise UserError(

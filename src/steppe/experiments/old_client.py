@@ -1,4 +1,4 @@
-"""Projects and experiments that the old tfcli made: taken over as they are."""
+"""Takes over projects and experiments that the old tfcli made."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def changed(
 def _changeable(spec: ExperimentSpec) -> tuple[str, ...]:
     more = CHANGEABLE_IN.get(spec.run_mode, ())
     if spec.run_mode == "distributed" and spec.distributed.synchronous:
-        # All workers together make one batch, so that their number decides its size and the number of updates.
+        # All workers together make one batch, so their number decides its size and the number of updates.
         more = tuple(name for name in more if name != "num_workers")
     return CHANGEABLE + more
 

@@ -136,7 +136,7 @@ class Owner:
         self._heart.start()
 
     def end_heartbeat(self) -> None:
-        """Ends the thread."""
+        """Ends the heartbeat's thread."""
         self._over.set()
         self._heart.join()
 
@@ -158,7 +158,7 @@ class Owner:
     def _following(self, event: Event, **fields: Any) -> Status:
         state = self.folder.advance(self.status.state, event)
         if state != "starting":
-            # Once it trains, the state of before cannot return.
+            # Once it trains, the status before the resume is never restored.
             fields["before"] = None
         return dataclasses.replace(self.status, state=state, heartbeat=time.time(), **fields)
 
