@@ -50,7 +50,7 @@ class ProjectError(UserError):
 
 
 class StateError(UserError):
-    """The experiment is in a state that does not allow what was asked."""
+    """The experiment's state does not allow the request."""
 
 
 class OwnedError(StateError):

@@ -26,7 +26,7 @@ def _no_check(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def ended(folder: RunFolder) -> Any:
-    """Puts the experiment into an ended state, with a checkpoint unless told otherwise."""
+    """Puts the experiment into an ended state, by default with a checkpoint."""
 
     def end(state: str, checkpoint: bool = True, **fields: Any) -> RunFolder:
         folder.write_status(Status(state=state, **fields))  # type: ignore[arg-type]

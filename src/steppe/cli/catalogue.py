@@ -185,7 +185,7 @@ def full_schema(kind: str) -> dict[str, Any]:
 
 
 def agent_sentence(name: str) -> str:
-    """The full name of an agent's algorithm, and a sentence on what it does."""
+    """The full name of an agent's algorithm, and a sentence on it."""
     from steppe import agents
 
     does = _SENTENCES.get(name) or agents.sentence(name)

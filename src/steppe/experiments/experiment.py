@@ -141,7 +141,7 @@ class Experiment:
     ) -> Status:
         """Trains here and now until it ends; Ctrl-C saves a checkpoint, pauses, and then raises KeyboardInterrupt.
 
-        `fields` change the experiment first; on `resume` only those that do not decide what is learned, such as
+        `fields` change the experiment first; on `resume` only those that do not affect the learning, such as
         total_timesteps, and `environment` if it is an object that this process does not know yet. `on_progress` is
         called with a Progress after each chunk of training; if it returns False or raises StopTraining, the run saves a
         checkpoint and stops. `announce` gets sentences that must be seen at once. With `cluster`, or if it is on a

@@ -1,4 +1,4 @@
-"""Which fields may change when a run is resumed, and notices of what a change does to it."""
+"""The fields that may change when a run is resumed, and notices of the effects."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CHANGEABLE = (
     "cluster",
     "kubernetes",
 )
-"""The fields that may change when a run is resumed: its limits, where it runs, what it writes; never what it learns."""
+"""The fields that may change when a run is resumed: its limits, location and output; never the learning."""
 CHANGEABLE_IN = {
     "async": (
         "num_workers",

@@ -188,7 +188,7 @@ def hasty(monkeypatch):
 
 @contextlib.contextmanager
 def other_pod(folder: RunFolder, clock: float) -> Iterator[None]:
-    """A Pod on another node, whose clock is off by so many seconds; it lives as long as the block."""
+    """A Pod on another node, whose clock is off by `clock` seconds; it lives as long as the block."""
     over = threading.Event()
 
     def beat() -> None:

@@ -103,7 +103,7 @@ def print_experiment(folder: RunFolder, as_json: bool, everything: bool = False)
 
 
 def print_log(folder: RunFolder, follow: bool) -> None:
-    """Prints the log, and with `follow` also what is added to it until the run ends."""
+    """Prints the log, and with `follow` also its new lines until the run ends."""
     from steppe.errors import ClusterError
     from steppe.experiments.locations import location_of
 
@@ -212,7 +212,7 @@ def _shown(text: str) -> str:
 
 
 def _waits(folder: RunFolder, status: Status) -> str:
-    """A sentence on what an experiment waits for; a phase of one word means that all is well."""
+    """A sentence on why an experiment waits; a phase of one word means that all is well."""
     is_told = status.is_live and " " in status.phase
     return f'experiment "{folder.name}" is {status.state}: {status.phase}' if is_told else ""
 

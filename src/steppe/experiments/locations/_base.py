@@ -110,7 +110,7 @@ class Location(ABC):
         return contextlib.nullcontext()
 
     def finish(self, tell: Tell) -> None:  # noqa: B027
-        """Does what remains to be done from this machine after the run has ended."""
+        """Does the work that remains for this machine after the run has ended."""
 
     def leave(self, tell: Tell) -> None:  # noqa: B027
         """Makes sure that `finish` is called though nobody follows the run."""
@@ -124,5 +124,5 @@ class Location(ABC):
         return []
 
     def deleted_too(self) -> str:
-        """A clause that names what is deleted with the run folder."""
+        """A clause that names the things deleted with the run folder."""
         return ""

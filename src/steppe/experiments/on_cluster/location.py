@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 LOOK_SECONDS = 1.0
 """How often the status of a followed run is read."""
 UNREACHABLE_SECONDS = 120.0
-"""Following a run ends with an error after its cluster was unreachable for so long."""
+"""Following a run ends with an error after its cluster was unreachable for this time."""
 FORBIDDEN_SECONDS = 5.0
 """The same if the cluster denies these credentials access."""
 PENDING_SECONDS = 900.0
-"""Following a run ends with an error after it waited for its Pod for so long."""
+"""Following a run ends with an error after it waited for its Pod for this time."""
 LISTEN_SECONDS = 25.0
 """How long a running driver that does not answer is asked again before it is ended without an answer."""
 

@@ -208,7 +208,7 @@ class Requests(EndRequest):
         return self.action
 
     def received(self, number: signal.Signals) -> None:
-        """Ends a run that has not begun to train; says what Ctrl-C does."""
+        """Ends a run that has not begun to train; announces the effect of Ctrl-C."""
         if number == signal.SIGTERM and self._on_termination == "pause" and self.may_end_at_once:
             self.may_end_at_once = False
             raise EndedEarly

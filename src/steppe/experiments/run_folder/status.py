@@ -95,7 +95,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def read_status_file(path: Path) -> Status:
-    """The status in a file; a SpecError says what is wrong with it."""
+    """The status in a file; a SpecError if it is not valid."""
     data = read_object(path)
     try:
         return Status.from_data(data)

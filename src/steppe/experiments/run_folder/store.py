@@ -196,7 +196,7 @@ class RunFolder:
         self._lock = again
 
     def move_to(self, path: Path) -> None:
-        """Follows the folder to where it was moved."""
+        """Sets the path of the folder after it was moved."""
         self.path = path
         if self.ways is not CALLS:
             self.ways = commands(shlex.quote(str(path)))
