@@ -196,7 +196,6 @@ def agent_sentence(name: str) -> str:
 
 
 def _environment(name: str, as_json: bool) -> None:
-    """One environment's settings."""
     from steppe.display.console import console, print_json, table
     from steppe.envs import registry
     from steppe.spec_files import read_environment
