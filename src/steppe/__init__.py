@@ -43,7 +43,7 @@ __all__ = [
     "train",
 ]
 
-# By name and only when asked for: importing steppe stays quick, and nothing below imports what lies above.
+# Imported at first use: `import steppe` stays quick, and no layer imports one above it.
 _HOMES = {
     "Cluster": "steppe.experiments.cluster",
     "Project": "steppe.experiments.project",

@@ -1,4 +1,4 @@
-"""`steppe.train` and `steppe.evaluate`: an experiment in one call, and what a policy is worth in another."""
+"""`steppe.train`, `evaluate`, `check_env` and `load_policy`: one call for each task."""
 
 from __future__ import annotations
 
@@ -52,15 +52,15 @@ def train(
     seeds: int | Iterable[int] | None = None,
     **fields: Any,
 ) -> Experiment | list[Experiment]:
-    """Trains here and now; `fields` are those of an experiment file, such as total_timesteps, network or seed.
+    """Trains an experiment; `fields` are those of an experiment file, such as total_timesteps, network or seed.
 
-    `environment` is an id, a name such as "my_module:MyEnv", an object of an experiment file, or a gymnasium.Env: its
-    class, a function that makes one, or one that is made. The results go to `folder`; without one to experiments/ in a
-    project and to ./steppe-runs/ elsewhere. `on_progress` is called with a Progress after each chunk of training, about
-    five times a second; if it returns False or raises StopTraining, the run saves a checkpoint and stops.
+    `environment` is an id, a name such as "my_module:MyEnv", an object of an experiment file, or a gymnasium.Env: a
+    class, a function that returns an instance, or an instance. The results go to `folder`; without one to experiments/
+    in a project and to ./steppe-runs/ elsewhere. `on_progress` is called with a Progress after each chunk of training,
+    about five times a second; if it returns False or raises StopTraining, the run saves a checkpoint and stops.
 
-    With `seeds` (how many, or which) it trains an experiment for each seed, side by side in processes of their own,
-    and returns all of them; one that failed says so in its status.
+    With `seeds` (a number of seeds, or a list of them) it trains an experiment for each seed, side by side in processes
+    of their own, and returns a list; the status of a failed one says so.
     """
     from steppe.display.live import print_line
     from steppe.display.progress import display
@@ -98,11 +98,11 @@ def evaluate(
     greedy: bool = True,
     allow_modules: str | Iterable[str] = (),
 ) -> Evaluation:
-    """Plays whole episodes with a policy: `.mean`, `.deviation`, `.iqm`, `.interval`, `.min`, `.max`, `.returns`.
+    """Returns of whole episodes with a policy: `.mean`, `.deviation`, `.iqm`, `.interval`, `.min`, `.max`, `.returns`.
 
-    `policy` is a `Policy`, an experiment or its name, or a policy folder; without an `environment` it plays where it
-    was trained. The same seed gives the same episodes, which no training has. Modules are only imported if
-    `environment` or `allow_modules` names them.
+    `policy` is a `Policy`, an experiment or its name, or a policy folder; without an `environment` it plays in
+    the one it was trained in. The same seed gives the same episodes, none of which occurs in training. Modules are only
+    imported if `environment` or `allow_modules` names them.
     """
     from steppe.experiments.given_environment import named_environment
     from steppe.experiments.players import find_player, in_environment, is_policy, named_as_environment
@@ -126,7 +126,7 @@ def evaluate(
 def check_env(
     environment: Any, *, steps: int = 1000, seed: int = 0, settings: dict[str, Any] | None = None
 ) -> EnvironmentCheck:
-    """What is wrong with an environment, and how to mend it: print it, or look at `.problems` and `.is_fine`.
+    """Finds problems of an environment and how to fix them: print the result, or read `.problems` and `.is_fine`.
 
     `environment` is as in `train`; `settings` are its keyword arguments. Up to `steps` random actions are taken.
     """
@@ -143,7 +143,7 @@ def check_env(
 
 
 def load_policy(policy: str | Path, *, allow_modules: str | Iterable[str] = ()) -> Policy:
-    """The policy of an experiment by its name, or in a run folder, a policy folder or a policy.json.
+    """Loads the policy of an experiment (by name), a run folder, a policy folder or a policy.json.
 
     A policy may have layers that are code of a Python module. Only modules in `allow_modules` are imported; a policy
     that names another one is refused.

@@ -1,19 +1,19 @@
-"""The kinds of mistake Steppe can name. Each is one sentence: what is wrong, where, and the way out.
+"""Steppe's exceptions. Each message is one sentence: the problem, its place, and the fix.
 
-Raised where the mistake is found, turned into text and an exit code in one place: the edge of the CLI.
+They are raised where the mistake is found; only the edge of the CLI turns them into text and an exit code.
 """
 
 from __future__ import annotations
 
 
 class SteppeError(Exception):
-    """Something went wrong that a person can understand; `exit_code` is what the CLI ends with."""
+    """An error whose message is for users; `exit_code` is the exit code of the command."""
 
     exit_code = 1
 
 
 class UserError(SteppeError):
-    """The user can put this right by writing something else."""
+    """The user can fix this by changing the input."""
 
     exit_code = 2
 
@@ -34,7 +34,7 @@ class MissingEnvironment(UserError):
 
 
 class MissingEnvironmentExtra(MissingExtra, MissingEnvironment):
-    """The same, of an environment that comes with an extra."""
+    """The missing package of an environment comes with an extra of Steppe."""
 
 
 class EnvironmentAway(UserError):
@@ -50,11 +50,11 @@ class ProjectError(UserError):
 
 
 class StateError(UserError):
-    """The experiment is in a state that does not allow what was asked."""
+    """The experiment's state does not allow the request."""
 
 
 class OwnedError(StateError):
-    """Another process owns the experiment just now; later it may not."""
+    """Another process owns the experiment at the moment; it may work later."""
 
 
 class CheckpointError(SteppeError):
@@ -86,12 +86,12 @@ class StorageError(SteppeError):
 
 
 def reason_of(error: OSError) -> str:
-    """What the system says, in a clause: `connection refused`."""
+    """The system's message as a clause: `connection refused`."""
     text = getattr(error, "reason", None) or error.strerror or str(error) or type(error).__name__
     return str(text).replace("_", " ").lower()
 
 
 def clause(said: object) -> str:
-    """A text as a clause of a sentence: on one line, without its full stop; an error without a text by its kind."""
+    """A text as a clause of a sentence: one line, no full stop; for an error without a message its class name."""
     text = str(said) or (type(said).__name__ if isinstance(said, BaseException) else "")
     return " ".join(text.split()).rstrip(".")

@@ -1,4 +1,4 @@
-"""Container images of Steppe, built and pushed by whichever program of this machine can."""
+"""Builds and pushes container images of Steppe with docker, podman or buildah."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from pathlib import Path
 from steppe.errors import SteppeError, UserError
 
 PROGRAMS = ("docker", "podman", "buildah")
-"""In the order in which they are tried; all understand the same words."""
+"""In the order in which they are tried; all take the same arguments."""
 LOCKS = ("requirements.lock", "requirements-gpu.lock", "locked_requirements.py")
 FILES = ("Dockerfile", ".dockerignore", "pyproject.toml", *LOCKS, "README.md", "LICENSE")
-"""What the build needs beside the package; a wheel carries them in share/steppe."""
+"""Files that the build needs beside the package; a wheel has them in share/steppe."""
 EXTRAS = ("cluster", "onnx")
-"""What every image has: Ray and messages for the run modes, and the export of policies."""
+"""Extras in every image: Ray and messages for the run modes, and the export of policies."""
 PATIENCE = 30.0
-"""Seconds in which a program must say that it works."""
+"""Seconds within which a program must show that it works."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What goes into an image."""
+    """The contents of an image."""
 
     name: str
     gpu: bool = False
@@ -38,14 +38,14 @@ class Recipe:
 
 
 def standard_name(gpu: bool = False) -> str:
-    """What an image of this version is called where nobody says otherwise."""
+    """The default name of an image of this version."""
     from importlib.metadata import version
 
     return f"steppe:{version('steppe')}{'-gpu' if gpu else ''}"
 
 
 def usable_program(asked: str | None = None) -> str:
-    """The program to build and push with: the one that is asked for, or the first that works."""
+    """The program to build and push with: `asked`, or the first that works."""
     if asked is not None and asked not in PROGRAMS:
         raise UserError(f'unknown program "{asked}"; images are built with {_alternatives(PROGRAMS)}')
     candidates = PROGRAMS if asked is None else (asked,)
@@ -63,7 +63,7 @@ def usable_program(asked: str | None = None) -> str:
 
 
 def program_for(asked: str | None, dry_run: bool) -> str:
-    """As `usable_program`; for a dry run it need not work, nor be here."""
+    """As `usable_program`; for a dry run it need not work or be installed."""
     if not dry_run or (asked is not None and asked not in PROGRAMS):
         return usable_program(asked)
     try:
@@ -73,7 +73,7 @@ def program_for(asked: str | None, dry_run: bool) -> str:
 
 
 def build(recipe: Recipe, program: str, dry_run: bool = False) -> str:
-    """Builds an image of the Steppe that runs this, and returns the command that did it."""
+    """Builds an image of the running Steppe, and returns the command."""
     _check_name(recipe.name)
     for package in recipe.packages:
         if package.startswith("-") or not package.strip():
@@ -87,7 +87,7 @@ def build(recipe: Recipe, program: str, dry_run: bool = False) -> str:
 
 
 def push(name: str, program: str, dry_run: bool = False) -> str:
-    """Sends an image to the registry that its name begins with, and returns the command that did it."""
+    """Pushes an image to the registry in its name, and returns the command."""
     _check_name(name)
     if "/" not in name:
         raise UserError(
@@ -117,7 +117,7 @@ def _complaint(program: str) -> str | None:
 
 @contextlib.contextmanager
 def _context() -> Iterator[Path]:
-    """The folder that is built from: the checkout, or a copy of the installed package that looks like one."""
+    """The build context: the checkout, or a copy of the installed package with the same layout."""
     package = Path(__file__).parent
     if (package.parents[1] / "Dockerfile").is_file():
         yield package.parents[1]
@@ -168,7 +168,7 @@ def _build_command(recipe: Recipe, program: str, folder: Path) -> list[str]:
     if recipe.base is not None:
         arguments["BASE"] = recipe.base
     given = [word for name, value in arguments.items() for word in ("--build-arg", f"{name}={value}")]
-    # "bud" is what every version of buildah understands.
+    # Every version of buildah has "bud".
     verb = "bud" if program == "buildah" else "build"
     target = "gpu" if recipe.gpu else "cpu"
     file = str(folder / "Dockerfile")
@@ -176,7 +176,7 @@ def _build_command(recipe: Recipe, program: str, folder: Path) -> list[str]:
 
 
 def _run(command: list[str], failure: str, interrupted: str, way_out: str = "") -> None:
-    """Runs a program in this terminal, where its own words can be read."""
+    """Runs a program whose output appears in this terminal."""
     try:
         code = subprocess.run(command).returncode
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""Unix signals: the one place where handlers are installed, and the meaning of signals that ask a training to end."""
+"""Unix signals: the only place that installs handlers, and the signals that ask a training to end."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @contextlib.contextmanager
 def handling(handler: Handler, *numbers: signal.Signals) -> Iterator[None]:
-    """Calls `handler` for these signals while the block lasts, and restores the handlers of before.
+    """Calls `handler` for these signals while the block lasts, and then restores the previous handlers.
 
-    Only the main thread can handle signals; in another one the block runs without. An ignored signal stays ignored, as
-    SIGHUP is after nohup.
+    Only the main thread can handle signals; in another one none is installed. An ignored signal stays ignored, as
+    SIGHUP after nohup.
     """
     before = {}
     if threading.current_thread() is threading.main_thread():
@@ -34,7 +34,7 @@ def handling(handler: Handler, *numbers: signal.Signals) -> Iterator[None]:
 
 
 class EndRequest:
-    """What signals ask of a training while the block lasts.
+    """Records the end that signals ask for while the block lasts.
 
     Ctrl-C and a closed terminal (SIGHUP) ask it to pause, SIGTERM asks for `on_termination`; a stop outweighs a pause.
     A second Ctrl-C raises KeyboardInterrupt.
@@ -42,9 +42,9 @@ class EndRequest:
 
     def __init__(self, on_termination: Literal["stop", "pause"] = "stop") -> None:
         self.action: str | None = None
-        """ "pause" or "stop" once it was asked for."""
+        """ "pause" or "stop" once a signal has asked for it."""
         self.signal: signal.Signals | None = None
-        """The last signal."""
+        """The last signal received."""
         self._on_termination = on_termination
         self._handling = handling(self._handle, *END_SIGNALS)
 

@@ -21,7 +21,7 @@ from steppe.specs.experiment import ExperimentSpec
 
 @dataclass
 class Answer:
-    """What a command printed and how it ended."""
+    """The output and the exit code of a command."""
 
     code: int
     out: str
@@ -63,7 +63,7 @@ def project(steppe: Callable[..., Answer], here: Path) -> Path:
 
 @pytest.fixture
 def trained(monkeypatch: pytest.MonkeyPatch) -> list[tuple[ExperimentSpec, bool]]:
-    """Replaces training by one checkpoint at the last timestep; what was trained, and whether it was resumed."""
+    """Replaces training by one checkpoint at the last timestep; returns a list of (spec, whether it was resumed)."""
     calls: list[tuple[ExperimentSpec, bool]] = []
 
     def run(spec: ExperimentSpec, folder: Path, *, resume: bool, request: Any, on_progress: Any) -> RunOutcome:

@@ -1,4 +1,4 @@
-"""What is loaded by a command runs no code, unless the user allows the module that it is in."""
+"""Commands import no module that a file names, unless the user allows it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SENTENCE = (
 
 @pytest.fixture
 def archive(shell: Steppe) -> Path:
-    """What somebody sent, unpacked: a policy and a module beside it; the file that importing it leaves."""
+    """An unpacked download: a policy and a module beside it; returns the file that importing the module writes."""
     save_coded(shell.folder / "policy", "weights_util:Layer")
     return write_module(shell.folder, "weights_util")
 
@@ -98,7 +98,7 @@ def test_an_endpoint_outlives_policies_that_name_modules(shell: Steppe) -> None:
 
 @pytest.fixture
 def coded_run(here: Path) -> Path:
-    """A run in an environment and a wrapper that are code; the file that importing either leaves."""
+    """A run in an environment and a wrapper of a module; returns the file that importing either writes."""
     environment = EnvironmentSpec(id="their_world:make", wrappers=[{"type": "their_wrapper:wrap"}])
     folder = RunFolder(here / "steppe-runs" / "first")
     folder.create(ExperimentSpec(name="first", environment=environment, agent="dqn", max_timesteps_per_episode=5))
@@ -126,7 +126,7 @@ def test_recording_makes_no_environment_of_a_module_that_is_not_allowed(
 def test_recording_with_permission(shell: Steppe) -> None:
     marker = write_module(shell.folder, "their_world", ENVIRONMENT)
     save_policy(shell.folder / "walk", environment="their_world:make")
-    # Whoever types the module has allowed it.
+    # Typing the module's name allows it.
     for words in (("--allow-modules", "their_world"), ("-E", "their_world:make")):
         marker.unlink(missing_ok=True)
         answer = shell("record", "--policy", "walk", "--episodes", "1", "--force", *words)

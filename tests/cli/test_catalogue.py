@@ -153,7 +153,7 @@ def test_init_with_force_keeps_the_projects_name_and_its_cloud(steppe: Any, here
     assert steppe("init", "--force", "-n", "other").code == 0
     about = json.loads((here / "steppe.json").read_text())
     assert (about["name"], about["remote_id"]) == ("other", "cloud-1")
-    # One that nobody can read is written anew.
+    # An unreadable one is written anew.
     (here / "steppe.json").write_text("{")
     assert steppe("init", "--force").code == 0
     assert json.loads((here / "steppe.json").read_text())["name"] == here.name

@@ -1,4 +1,4 @@
-"""`steppe evaluate` and its like in Python, on policies whose returns are known."""
+"""`steppe evaluate` and `steppe.evaluate`, on policies whose returns are known."""
 
 from __future__ import annotations
 

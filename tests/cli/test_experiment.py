@@ -142,7 +142,7 @@ def test_a_name_can_be_set_too(steppe: Any, project: Path, trained: Any) -> None
 
 @pytest.fixture
 def failing(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Makes training fail, after a checkpoint unless told otherwise."""
+    """Makes training fail, by default after a checkpoint."""
 
     def fail_with(error: Exception, checkpoint: bool = True) -> None:
         def run(spec: Any, folder: Path, *, resume: bool, request: Any, on_progress: Any) -> None:

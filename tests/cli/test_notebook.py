@@ -1,4 +1,4 @@
-"""What a Jupyter notebook shows of training, in a kernel of its own."""
+"""The output of training in a Jupyter notebook, with a real kernel."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ with progress.display(ExperimentSpec.model_validate(fields)) as shown:
 
 
 def outputs(folder: Path, code: str) -> list[Any]:
-    """Those that the notebook's file keeps of a cell."""
+    """The outputs of a cell in the notebook's file."""
     book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(AT_ONCE + code)])
     NotebookClient(book, timeout=120, resources={"metadata": {"path": str(folder)}}).execute()
     return list(book.cells[0].outputs)

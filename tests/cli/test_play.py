@@ -230,7 +230,7 @@ def test_the_first_runner_plays_in_a_window(shell: Steppe) -> None:
     words = ("-E", "shown:Shown", "--max-timesteps-per-episode", "20", "--episodes", "4", "--runners", "2", "-q")
     answer = shell("play", "--url", served.url, *words, "--render")
     assert answer.code == 0, answer.err
-    # One to look at its spaces, and one for each runner.
+    # One environment for its spaces, and one for each runner.
     assert sorted((shell.folder / "made.txt").read_text().splitlines()) == [
         *["None", "None", "a window", "human", "no window", "no window"]
     ]

@@ -74,7 +74,7 @@ def test_a_run_is_resumed_from_another_folder_with_the_same_demonstrations(
     (folder,) = (path for path in (here / "steppe-runs").iterdir() if path.name != "first")
     elsewhere = here / "elsewhere"
     elsewhere.mkdir()
-    # Were it taken, the run would end: it holds no demonstrations.
+    # If it were used, the run would end: it holds no demonstrations.
     (elsewhere / "good.safetensors").write_text("a namesake")
     monkeypatch.chdir(elsewhere)
     answer = steppe("experiment", "resume", "-e", str(folder), "--set", "total_timesteps=128")

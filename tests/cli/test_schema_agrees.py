@@ -1,4 +1,4 @@
-"""`steppe schema KIND` takes what the loader takes, and refuses what it refuses, as far as a schema can."""
+"""`steppe schema KIND` accepts and refuses the same files as the loader, as far as a schema can."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def checker(kind: str) -> Any:
 
 
 def mistakes(kind: str, data: Any) -> list[str]:
-    """What the schema has against a file's content, through JSON as an editor has it."""
+    """The schema's errors for a file's content, which passes through JSON as in an editor."""
     return [error.message for error in checker(kind).iter_errors(json.loads(json.dumps(data)))]
 
 
@@ -44,7 +44,7 @@ def project(tmp_path: Path) -> Path:
 
 
 def load(kind: str, data: Any, project: Path) -> None:
-    """As a file of its kind, in an experiment unless it is a graph."""
+    """Loads the data as a file of its kind, inside an experiment unless it is a graph."""
     folder = project / "configs" / f"{kind}s"
     (folder / "written.json").write_text(json.dumps(data))
     if kind == "graph":
@@ -67,7 +67,7 @@ def templates() -> list[Any]:
 
 
 def examples() -> list[Any]:
-    """Every block of JSON in the pages that is a file, with its kind."""
+    """Every JSON block in the docs that is a file, with its kind."""
     found = []
     for page in sorted(DOCS.glob("*.md")):
         blocks = re.findall(r"^```json\n(.*?)^```", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
@@ -84,7 +84,7 @@ def kind_of(data: Any) -> str | None:
 
 
 FIRST_FIELDS = {
-    # These two are answers of an endpoint, no files.
+    # These two are answers of an endpoint.
     "model_name": None,
     "applied": None,
     "kind": "graph",

@@ -1,4 +1,4 @@
-"""What the summary, list, show and the report tell of an evaluation."""
+"""An evaluation in the summary, in list and show, and in the report."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def first(steppe: Any, project: Path) -> RunFolder:
 
 @pytest.fixture
 def evaluated(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Replaces training by its end, with this evaluation."""
+    """Replaces training by an end with this evaluation."""
 
     def ends_with(found: FinalEvaluation | None, **progress: Any) -> None:
         def run(spec: Any, folder: Path, *, resume: bool, request: Any, on_progress: Any) -> RunOutcome:

@@ -1,4 +1,4 @@
-"""`steppe serve` on a machine with other users: its own user's clients are let in, others are not."""
+"""`steppe serve` on a machine with other users: only clients of the same user are let in."""
 
 from __future__ import annotations
 

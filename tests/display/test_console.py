@@ -1,4 +1,4 @@
-"""What fits a narrow terminal, and what is never broken to fit."""
+"""Output on a narrow terminal: some text is wrapped, commands and names never are."""
 
 from __future__ import annotations
 

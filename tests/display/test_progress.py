@@ -213,7 +213,7 @@ def test_training_survives_a_ctrl_c_while_a_line_is_printed(monkeypatch: pytest.
 
 
 def _screen(written: str, width: int) -> list[str]:
-    """The lines of a terminal after so many characters and control codes, without the empty ones at its end."""
+    """The lines of a terminal after these characters and control codes, without empty ones at its end."""
     lines: list[list[str]] = [[]]
     row = column = 0
     for code, character in re.findall(r"\x1b\[([?0-9;]*[A-Za-z])|([^\x1b])", written.replace("\n", "\r\n")):

@@ -30,12 +30,12 @@ DQN_SETTINGS = {"type": "dqn", "batch_size": 8, "learning_starts": 8, "memory": 
 
 
 class Begun(Exception):
-    """The first timestep would come now."""
+    """Raised in place of the first timestep."""
 
 
 @pytest.fixture
 def constructions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
-    """How often the environment `counted:Counted` was made in this process."""
+    """Counts how often the environment `counted:Counted` was made in this process."""
     (tmp_path / "counted.py").write_text(COUNTED)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))

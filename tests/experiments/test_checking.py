@@ -1,4 +1,4 @@
-"""What is checked before an experiment is made, where its environment is only in its Pods."""
+"""The checks before an experiment is made, if its environment exists only in its Pods."""
 
 from __future__ import annotations
 

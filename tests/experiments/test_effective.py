@@ -1,4 +1,4 @@
-"""The settings that a run notes beside those that were given."""
+"""The settings that a run records beside the given ones."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _no_report(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def telling(trainer: Any, effective: dict[str, Any]) -> Any:
-    """The trainer, which tells these settings when it begins."""
+    """A trainer that reports these settings when it begins."""
 
     def train(spec: Any, folder: Any, *, on_progress: Any, **others: Any) -> Any:
         on_progress(dataclasses.replace(Progress("compiling"), effective=effective))

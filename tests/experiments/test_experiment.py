@@ -1,4 +1,4 @@
-"""The Python API: the same life as that of the commands, told in Python's words."""
+"""The Python API: the same life cycle as with commands; errors name calls."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_resume_may_give_it_more_to_do(experiment: steppe.Experiment, trained:
 
 
 def _sentences(experiment: steppe.Experiment) -> dict[str, str]:
-    """What is said to every mistake that a state can make of a call."""
+    """The error of each call that the state does not allow."""
     sentences = {}
 
     def note(what: str, call: Any) -> None:

@@ -26,7 +26,7 @@ def _no_check(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def ended(folder: RunFolder) -> Any:
-    """Puts the experiment into an ended state, with a checkpoint unless told otherwise."""
+    """Puts the experiment into an ended state, by default with a checkpoint."""
 
     def end(state: str, checkpoint: bool = True, **fields: Any) -> RunFolder:
         folder.write_status(Status(state=state, **fields))  # type: ignore[arg-type]
@@ -147,7 +147,7 @@ def test_fields_that_decide_what_is_learned_cannot_change_on_resume(ended: Any) 
 
 
 def in_mode(folder: RunFolder, mode: str, **fields: Any) -> RunFolder:
-    """The experiment as one of another run mode."""
+    """Changes the experiment's run mode."""
     words = folder.spec().model_dump(mode="json") | {"run_mode": mode} | fields
     folder.write_spec(ExperimentSpec.model_validate(words))
     return folder
@@ -264,7 +264,7 @@ def test_a_start_may_change_anything_and_take_it_from_a_file(
 
 @pytest.fixture
 def decaying(ended: Any) -> RunFolder:
-    """A completed experiment whose learning rate has fallen to zero, but for its last checkpoint."""
+    """A completed experiment whose learning rate has fallen to zero, except in its last checkpoint."""
     folder = ended("completed", timestep=30)
     agent = {"type": "ppo", "learning_rate": 0.3, "learning_rate_decay": "linear"}
     folder.write_spec(ExperimentSpec.model_validate(folder.spec().model_dump(mode="json") | {"agent": agent}))

@@ -1,4 +1,4 @@
-"""steppe.load_policy, and what a policy says of itself and of wrong observations."""
+"""steppe.load_policy; a policy's description, and its errors for wrong observations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run folders that somebody damaged or made up: each is shown as what it is, and none hides the others."""
+"""Damaged and forged run folders: each is listed with its problem, and none hides the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Projects and experiments of the old tfcli, as it wrote them, taken over as they are."""
+"""Takes over projects and experiments in the form that the old tfcli wrote."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ABOUT = {"name": "invaders", "remote_name": "marlene", "remote_id": "marlene-185
 
 
 def dumped(**changes: Any) -> dict[str, Any]:
-    """An experiment as the old program wrote all its fields into the experiment's folder."""
+    """An experiment with all fields, as the old program wrote it into the experiment's folder."""
     return {
         "file": "experiments/first_try/experiment.json",
         "name": "first_try",
@@ -126,7 +126,7 @@ def test_an_old_experiment_is_read_as_it_was_written(old: Path) -> None:
     )
     assert "summary_frequency" in spec.notices[0]
     assert folder.local_status().state == "created"
-    # As lists read it.
+    # Lists read it in this way.
     assert folder.spec_data()["environment"]["id"] == "CartPole-v0"
 
 

@@ -1,4 +1,4 @@
-"""What the caller's on_progress can do to a run."""
+"""The effects of the caller's on_progress on a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layers of one's own in experiments: training imports them, opening a run does not."""
+"""The user's own layers in experiments: training imports them, opening a run does not."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ PACKAGES = {
     "LunarLander": "Box2D",
     "BipedalWalker": "Box2D",
 }
-"""What the environments whose ids begin so need."""
+"""Prefix of an environment's id -> the package that it needs."""
 
 
 def test_init_writes_every_kind_of_config(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ SUITED: dict[str, tuple[Any, Any]] = {
     "pooled_cnn": (PICTURES, "ppo"),
     "space_invaders": ("breakout", "dqn"),
 }
-"""What else than a policy over four numbers a network is made for."""
+"""Networks that are made for other inputs than four numbers, or for other agents."""
 
 
 @pytest.mark.parametrize("name", shipped("networks"))
@@ -137,7 +137,7 @@ def test_every_shipped_experiment_loads_by_its_name_and_fits_together(path: Path
 
 
 PRESETS = [name for name, data in shipped("experiments").items() if data.get("description")]
-"""Those of harder environments, whose descriptions say what to expect."""
+"""The experiments for harder environments, whose descriptions give the expected score."""
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -177,7 +177,7 @@ def test_the_example_of_the_old_manual_learns_from_frames_of_the_game(tmp_path: 
     folder = tmp_path / "run"
     folder.mkdir()
     outcome = runners.run(spec, folder, resume=False, request=lambda: None, on_progress=lambda progress: None)
-    # One of 64 timesteps when there are as many, then one every 4.
+    # One update at 64 timesteps, then one every 4.
     assert (outcome.state, outcome.timestep, outcome.update) == ("completed", 84, 6)
     assert read_metrics(folder)[-1]["loss"] > 0
     policy = load_policy(folder / "policy")

@@ -45,7 +45,7 @@ def test_experiments_of_a_project_are_made_listed_opened_and_deleted(
         project.experiment("bb")
     assert main(["experiment", "list", "--json"]) == 0
     assert [each["name"] for each in json.loads(capsys.readouterr().out)] == ["a", "b"]
-    monkeypatch.chdir(here.parent)  # it is deleted from anywhere
+    monkeypatch.chdir(here.parent)  # deletion works from any folder
     made.delete()
     assert [each.name for each in steppe.experiments(here)] == ["a"]
 

@@ -18,22 +18,22 @@ BOUNDS = {
     "Input should be greater than": "it must be more than",
     "Input should be less than": "it must be less than",
 }
-"""Typer's words for a number out of bounds -> the words that Steppe uses everywhere else."""
+"""Typer's phrase for a number out of bounds -> Steppe's phrase."""
 UNBROKEN = 10_000
-"""A width at which no line is broken."""
+"""A terminal width at which no line is wrapped."""
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs one command; 0, or the exit code of what went wrong."""
+    """Runs one command; returns its exit code."""
     _look_for_garbage_later()
     if any(f"_{program.upper()}_COMPLETE" in os.environ for program in PROGRAMS):
-        # Typer breaks what commands do into lines of the terminal's width, and fish takes each line for a command.
+        # Typer wraps descriptions of commands at the terminal's width, and fish takes each line for a command.
         os.environ["COLUMNS"] = str(UNBROKEN)
     from steppe.cli.app import app_for
 
     words, debug = _without_debug(sys.argv[1:] if arguments is None else arguments)
     if words[:1] == ["help"]:
-        # tfcli had it as a command: `tfcli help`, and here `steppe help experiment start`.
+        # As in tfcli, `help` is a command: `steppe help experiment start`.
         words = [*words[1:], "--help"]
     program = Path(sys.argv[0]).name
     try:
@@ -48,7 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _look_for_garbage_later() -> None:
-    """Start-up makes hundreds of thousands of lasting objects; garbage collection would take a tenth of its time."""
+    """Puts off garbage collection: start-up makes many lasting objects, and collections took a tenth of its time."""
     gc.set_threshold(500_000, 20, 50)
     if _as_usual not in gc.callbacks:
         gc.callbacks.append(_as_usual)
@@ -101,7 +101,7 @@ def _instead(word: str, context: Any) -> str:
 
 
 def _usage(error: Exception) -> str:
-    """Typer's error as one of our sentences, with the command that explains more."""
+    """Typer's error in Steppe's wording, with the help command to run."""
     from steppe.specs.loading.suggestions import did_you_mean
 
     context: Any = getattr(error, "ctx", None)

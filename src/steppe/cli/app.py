@@ -1,4 +1,4 @@
-"""All commands, put together."""
+"""The Typer app of all commands."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COMMANDS = {
     "schema": ("catalogue", "schema"),
     "version": ("app", "version"),
 }
-"""Command -> the module and the function that it is, in the order of the help."""
+"""Command -> its module and function, in the order of the help."""
 GROUPS = {
     "experiment": "Make, start, watch and end the experiments of a project.",
     "image": "Build and push the images that experiments run in on a cluster.",
@@ -36,9 +36,9 @@ GROUPS = {
 
 
 def app_for(words: list[str]) -> SteppeApp:
-    """The app; only with the command or group that the first word names, if it names one.
+    """The app, with only the command or group that the first word names, if it names one.
 
-    Importing all commands and making their options takes longer than reading a spec.
+    Importing all commands and building their options takes longer than reading a spec.
     """
     app = SteppeApp(
         name="steppe",

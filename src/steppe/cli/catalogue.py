@@ -1,4 +1,4 @@
-"""What there is: agents, environments, layers, and the schema of every file."""
+"""The commands that list agents, environments and layers, and print the schema of a file."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FULL_NAMES = {
     "sac": "Soft actor-critic",
     "naf": "Normalised advantage functions",
 }
-"""What the letters of an agent's name stand for."""
+"""The full names of agents that are abbreviations."""
 _SENTENCES = {
     "a2c": "vanilla policy gradient with short rollouts and one RMSProp step for each.",
     "a3c": "the same as a2c; only run_mode can make it asynchronous.",
@@ -44,7 +44,7 @@ _SENTENCES = {
     "dqfd": "dqn that begins with what a demonstrator did, and never forgets it.",
     "qr_dqn": "dqn that learns the whole distribution of returns, by its quantiles.",
 }
-"""Of agents that are best told as variants of others."""
+"""Sentences of agents that are variants of others."""
 
 
 def agents(
@@ -103,7 +103,7 @@ def environments(
     every: Annotated[bool, typer.Option("--all", help="List every id that gymnasium knows here, too.")] = False,
     as_json: AS_JSON = False,
 ) -> None:
-    """List the environments there are, or one environment's settings."""
+    """List the environments, or one environment's settings."""
     from steppe.display.console import console, print_json, table
     from steppe.envs import registry
 
@@ -128,7 +128,7 @@ def layers(
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="The one layer to show.")] = None,
     as_json: AS_JSON = False,
 ) -> None:
-    """List the layers a network is made of, or one layer's settings."""
+    """List the layers of networks, or one layer's settings."""
     from typing import get_args
 
     from steppe.display.console import console, print_json
@@ -179,13 +179,13 @@ def full_schema(kind: str) -> dict[str, Any]:
     from steppe.specs.describing.json_schema import schema_of
     from steppe.tensorforce.vocabulary import OldSpellings
 
-    # Only for these two: an agent's settings come with its module, and that with JAX.
+    # Only these two kinds need the modules of agents, which import JAX.
     names = agents.names() if kind in ("agent", "experiment") else []
     return schema_of(kind, {name: agents.settings_class(name) for name in names}, OldSpellings())
 
 
 def agent_sentence(name: str) -> str:
-    """What an agent does, after its algorithm's full name."""
+    """The full name of an agent's algorithm, and a sentence on it."""
     from steppe import agents
 
     does = _SENTENCES.get(name) or agents.sentence(name)
@@ -196,13 +196,12 @@ def agent_sentence(name: str) -> str:
 
 
 def _environment(name: str, as_json: bool) -> None:
-    """One environment's settings."""
     from steppe.display.console import console, print_json, table
     from steppe.envs import registry
     from steppe.spec_files import read_environment
     from steppe.specs.running.connections import CONNECTIONS
 
-    # Theirs are required, and are just what is asked for.
+    # An environment behind a connection cannot be read without its required settings.
     spec = read_environment(name) if name not in CONNECTIONS else None
     id, notices = (spec.id, spec.notices) if spec is not None else (name, ())
     settings = registry.settings_of(id)
@@ -221,7 +220,7 @@ def _environment(name: str, as_json: bool) -> None:
 
 
 def _json(value: Any) -> Any:
-    """A default as JSON has it; what JSON cannot hold as text."""
+    """A default as JSON; values that JSON cannot hold become text."""
     return json.loads(json.dumps(value, default=str))
 
 
@@ -236,7 +235,7 @@ def _settings_table(settings: type[BaseModel], spelled: Mapping[str, list[str]] 
 
 
 def _taken(settings: type[BaseModel], members: Members) -> Members:
-    """The optimizers that an agent's own rules let pass."""
+    """The optimizers that an agent's validators accept."""
     from pydantic import ValidationError
 
     fields = settings.model_fields
@@ -271,7 +270,7 @@ def _kind_table(kind: str, members: Members) -> Any:
 
 
 def _plain(*cells: str) -> list[str]:
-    """Cells in which brackets are brackets."""
+    """Cells whose brackets are not Rich's markup."""
     from rich.markup import escape
 
     return [escape(cell) for cell in cells]

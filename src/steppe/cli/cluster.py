@@ -86,9 +86,9 @@ def create(
     sets: CLUSTER_SETS = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be sent to the provider.")] = False,
 ) -> None:
-    """Make a cluster, or register one that is there already.
+    """Make a cluster, or register an existing one.
 
-    Waits until it is ready; run again with the same words, an interrupted command goes on where it was.
+    Waits until it is ready. An interrupted command continues when it is run again with the same arguments.
     """
     from steppe.clusters import lifecycle, loading, registry
     from steppe.display.progress_lines import telling
@@ -151,7 +151,7 @@ def list_clusters(as_json: AS_JSON = False) -> None:
         listing = table(*columns, right=("NODES",), drop=drop)
         for row in map(_row, entries):
             nodes = "" if row["num_nodes"] is None else str(row["num_nodes"])
-            # A context that is in its file says nothing of a server that may be gone.
+            # A kubeconfig may hold a context whose server is gone.
             row["state"] = "unknown" if row["state"] == "ready" and not row["is_asked"] else row["state"]
             listing.add_row(
                 *(row["name"], row["provider"], row["state"], nodes, row["version"], row["where"], row["made_by"]),
@@ -183,7 +183,7 @@ def delete(
 ) -> int:
     """Delete a cluster with everything on it.
 
-    One that was only registered is forgotten, and stays as it is.
+    A cluster that was only registered is forgotten, and stays as it is.
     """
     from steppe.clusters import lifecycle
     from steppe.display.progress_lines import telling
@@ -238,9 +238,9 @@ def check(
     ] = 300.0,
     as_json: AS_JSON = False,
 ) -> int:
-    """Tell whether a cluster can run experiments, and how to fix what is missing.
+    """Check whether a cluster can run experiments, and say how to fix problems.
 
-    Looks at permissions, storage and GPUs, and runs Steppe in a trial Pod, which is removed again.
+    Checks permissions, storage and GPUs, and runs Steppe in a trial Pod, which is removed again.
     """
     import dataclasses
 
@@ -292,7 +292,7 @@ def role(
 
 @app.command(hidden=True)
 def token(cluster: CLUSTER) -> None:
-    """Print a fresh token for a cloud's cluster, as kubectl asks for it."""
+    """Print a fresh token for a cloud's cluster, in kubectl's format."""
     import json
 
     from steppe.clusters import registry
@@ -326,7 +326,7 @@ def _print_requests(record: Record) -> None:
 
 
 def _print_notes(record: Record) -> None:
-    """What the spec says to no effect."""
+    """Prints the settings of the spec that have no effect."""
     for field in ("gpu_type", "gpu_sharing"):
         if getattr(record.spec, field) and not record.spec.gpus_per_node:
             print(f"note: {field} has no effect without GPUs; give gpus_per_node too (--gpus-per-node)")
@@ -376,7 +376,7 @@ def _forget(name: str, yes: bool) -> int:
 
 
 def _what_is_lost(chosen: list[ClusterEntry]) -> tuple[str, list[str]]:
-    """(the experiments that are on these clusters, in words; of which clusters that is not known, and why)."""
+    """(a phrase that names the experiments on these clusters; the clusters where they are unknown, and why)."""
     from steppe.errors import SteppeError
     from steppe.platforms.kubernetes.client.cluster_deletion import experiments_on
 

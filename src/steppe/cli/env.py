@@ -101,7 +101,7 @@ def check(
     sets: ENVIRONMENT_SETS = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> int:
-    """Check an environment before training, and say how to mend it.
+    """Check an environment before training, and say how to fix its problems.
 
     For example: steppe env check my_env:Target
 

@@ -48,7 +48,7 @@ def evaluate(
     allow_modules: ALLOW_MODULES = None,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Show no progress.")] = False,
 ) -> int:
-    """Play episodes with a policy and tell what it is worth.
+    """Play episodes with a policy and print its returns.
 
     For example: steppe evaluate first --episodes 100
     """
@@ -65,7 +65,7 @@ def evaluate(
         )
     word = experiment if subject is None else subject
     assert word is not None
-    # A module that is part of -E was named by the user, too.
+    # Naming a module in -E allows it.
     allowed = AllowedModules.of(allow_modules or ()) | named_in(environment)
     if best and last:
         raise UserError("--best and --last are two policies; leave one out")

@@ -141,7 +141,7 @@ def resume(
     sets: RESUME_SETS = None,
     quiet: QUIET = False,
 ) -> int:
-    """Train on from the last checkpoint.
+    """Continue training from the last checkpoint.
 
     The same as start --resume.
     """
@@ -188,7 +188,7 @@ def download(
     to: Annotated[Path | None, typer.Option("--to", metavar="DIR", help="Where to; without it ./NAME-results.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace files that are there already.")] = False,
 ) -> None:
-    """Copy what an experiment left to a folder of your own."""
+    """Copy an experiment's results to a folder of your own."""
     from steppe.cli.starting.running import say
     from steppe.experiments import lifecycle
     from steppe.specs.loading.files import shown_path
@@ -229,8 +229,7 @@ def manifest(
 ) -> None:
     """Print an experiment as Kubernetes manifests (YAML).
 
-    For those who apply them themselves, or keep them in git. The Secret is not among them: its comment says how it is
-    made.
+    To apply them yourself, or keep them in git. The Secret is not included; a comment says how to make it.
     """
     from steppe.experiments.on_cluster import placement
 
@@ -248,7 +247,7 @@ def delete(
 ) -> int:
     """Delete an experiment and all its results.
 
-    Results in object storage (kubernetes.results) stay, and it is told where, unless --stored is given.
+    Results in object storage (kubernetes.results) stay unless --stored is given; the command says where.
     """
     from steppe.experiments import lifecycle
     from steppe.experiments.locations import location_of
@@ -275,7 +274,7 @@ def _start_seeds(
     sets: list[str],
     quiet: bool,
 ) -> int:
-    """Several seeds of an experiment that is there, beside it in new run folders."""
+    """Trains several seeds of an existing experiment, in new run folders beside it."""
     from steppe.cli.starting.new_experiments import changed_by, make_group
     from steppe.cli.starting.seeds import train_and_show
     from steppe.errors import UserError

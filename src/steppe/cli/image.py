@@ -45,7 +45,7 @@ def build(
     program: PROGRAM = None,
     dry_run: DRY_RUN = False,
 ) -> None:
-    """Build an image of this very Steppe.
+    """Build an image of this Steppe.
 
     For example: steppe image build -t example.com/team/steppe:1 --extras atari
     """

@@ -1,4 +1,4 @@
-"""`steppe play`: the remote agent, which plays through an endpoint and reports the rewards of its answers."""
+"""`steppe play`: plays an environment through an endpoint and reports the rewards."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def play(
     allow_modules: ALLOW_MODULES = None,
     quiet: QUIET = False,
 ) -> int:
-    """Play an environment through an endpoint, tell it the rewards, and show the scores of each route.
+    """Play an environment through an endpoint, report the rewards, and show the scores of each route.
 
     For example: steppe play --runners 5 --episodes 200
 
@@ -101,7 +101,7 @@ def play(
     from steppe.serve.play.remote_play import play as play_remotely
     from steppe.specs.allowed_modules import AllowedModules, named_in
 
-    # A module that is part of -E was named by the user, too.
+    # Naming a module in -E allows it.
     allowed = AllowedModules.of(allow_modules or ()) | named_in(environment)
     let_allowed_modules_import(Path.cwd(), allowed)
     check_protocol(protocol)
@@ -155,7 +155,7 @@ def access_to(url: str, token: str | None, token_file: Path | None, tls_ca: Path
 
 
 def given_token(token: str | None, file: Path | None) -> str | None:
-    """The token of a command: its own word, a file, or STEPPE_SERVE_TOKEN."""
+    """The token of a command: from its option, a file, or STEPPE_SERVE_TOKEN."""
     from steppe.errors import UserError
     from steppe.net.credentials import read_token
 
@@ -213,7 +213,7 @@ def _feedback(word: str) -> Any:
 
 
 def _folder(out: Path | None, environment: str) -> Path:
-    """Where the metrics go: a folder that holds none yet."""
+    """The folder for the metrics, which must not hold any yet."""
     from steppe.errors import UserError
     from steppe.experiments.run_folder.store import Store
     from steppe.tracking.metrics import FILE

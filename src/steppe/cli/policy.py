@@ -1,4 +1,4 @@
-"""`steppe policy` and `steppe report`: what is done with the results of a run."""
+"""`steppe policy` and `steppe report`: commands for the results of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`steppe init`."""
+"""`steppe init`: makes a project."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def init(
 
     Writes steppe.json, and configs/ with agents, networks, environments, experiments, clusters and graphs to copy from.
     In a project that exists, -r only links it to a cloud project. A project of the old tfcli (.tensorforce.json) is
-    taken over as it is: no file of it is changed.
+    taken over: none of its files is changed.
     """
     from steppe.display.console import console
     from steppe.experiments.old_client import is_old_project, take_over
@@ -67,7 +67,7 @@ def init(
 
 
 def _key(remote_id: str | None, given: str | None) -> str | None:
-    """The path of the key, which stays where it is; None for the credentials that are set up on this machine."""
+    """The path of the key file; None for the credentials that are set up on this machine."""
     from steppe.clusters.settings import checked_key
     from steppe.errors import UserError
 

@@ -51,7 +51,7 @@ def record(
     from steppe.specs.allowed_modules import AllowedModules, named_in
     from steppe.specs.loading.files import shown_path
 
-    # A module that is part of -E was named by the user, too.
+    # Naming a module in -E allows it.
     allowed = AllowedModules.of(allow_modules or ()) | named_in(environment)
     if name is not None or experiment is not None:
         experiment = experiment_name(name, experiment, "steppe record first")
@@ -77,7 +77,7 @@ def record(
 
 
 class _Progress:
-    """A line now and then, less often the longer it takes."""
+    """Prints progress at growing intervals."""
 
     def __init__(self, wish: RecordingRequest, quiet: bool) -> None:
         from steppe.display.console import console

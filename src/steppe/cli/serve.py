@@ -24,16 +24,16 @@ START = "start"
 
 
 class ServeGroup(CommandGroup):
-    """`steppe serve X` is short for `steppe serve start X`, and the help shows what both take."""
+    """Makes `steppe serve X` short for `steppe serve start X`; the help shows the options of both."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Puts in the command that was left out."""
+        """Inserts `start` if no command is given."""
         if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
             args = [START, *args]
         return super().parse_args(ctx, args)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """The options of `start`, then the other commands."""
+        """Writes the options of `start`, then the other commands."""
         start = self.commands[START]
         start.format_options(start.context_class(start, info_name=START, parent=ctx), formatter)
         self.format_commands(ctx, formatter)
@@ -171,7 +171,7 @@ def _endpoint(
     seed: int | None,
     allow_modules: list[str],
 ) -> Endpoint:
-    """The endpoint of one of: a policy's folder, an experiment, a graph's file."""
+    """The endpoint for a policy folder, an experiment or a graph file."""
     from steppe.errors import ProjectError, StateError, UserError
     from steppe.serve.loading import load_endpoint
     from steppe.specs.serving import load_graph
@@ -193,7 +193,7 @@ def _endpoint(
 
 
 def _nothing_to_serve(word: str) -> UserError:
-    """What is said of a word that may have been meant as a policy, an experiment or a command."""
+    """The error for a word that is neither a policy, nor an experiment, nor a command."""
     from steppe.errors import UserError
     from steppe.experiments.project import known_stores
     from steppe.specs.loading.suggestions import did_you_mean
@@ -239,7 +239,7 @@ def _run(endpoint: Endpoint, listening: ServerConfig, token_file: Path | None, t
 
 
 def _server_token(token: str | None, file: Path | None) -> str | None:
-    """The token of the command; too short ones, which could be guessed, are refused."""
+    """The token of the command; one that is short enough to be guessed is refused."""
     from steppe.cli.play import given_token
     from steppe.errors import UserError
     from steppe.net.credentials import SHORTEST_TOKEN

@@ -1,4 +1,4 @@
-"""`steppe serve status`, `pin`, `report` ...: what an operator does with an endpoint that runs, or has run."""
+"""`steppe serve status`, `pin`, `report` ...: commands for the operator of an endpoint."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ DATABASE = Annotated[
 
 
 def with_operator(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Gives a command the options that say where an endpoint is; it receives the connection as `operator`."""
+    """Gives a command the options of a connection to an endpoint, which it receives as `operator`."""
     options = {"url": ENDPOINT_URL, "token": TOKEN, "token_file": TOKEN_FILE, "tls_ca": TLS_CA}
 
     def receive(values: dict[str, Any]) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def report(
 ) -> None:
     """Compare the policies of an endpoint by their rewards.
 
-    Each is judged as if it had got all of the traffic. Works while it runs, and after.
+    Each is judged as if it had got all of the traffic. The endpoint need not be running.
 
     For example: steppe serve report router
     """
@@ -94,7 +94,7 @@ def versions(
     operator: Any,
     as_json: AS_JSON = False,
 ) -> None:
-    """List the versions of its policies, and which are in service."""
+    """List the versions of each policy, and which is in service."""
     from steppe.cli.display.serve_tables import print_versions
     from steppe.display.console import print_json
 
@@ -109,7 +109,7 @@ def pin(
     version: Annotated[str, typer.Argument(metavar="VERSION", help='One of "steppe serve versions".')],
     policy: POLICY_NAME = None,
 ) -> None:
-    """Serve one version of a policy, whatever comes after it."""
+    """Serve one version of a policy until it is unpinned."""
     with operator:
         _pin(operator, operator.policy(policy), version)
 
@@ -132,21 +132,21 @@ def unpin(
     operator: Any,
     policy: POLICY_NAME = None,
 ) -> None:
-    """Go back to the newest version, and on with newer ones."""
+    """Serve the newest version again, and newer ones as they come."""
     with operator:
         _pin(operator, operator.policy(policy), None)
 
 
 @with_operator
 def reload(operator: Any) -> None:
-    """Look for newer policies now, also without --watch."""
+    """Look for newer policies now, even without --watch."""
     with operator:
         news = operator.reload()
     print("\n".join(news) if news else "nothing is new")
 
 
 def _ledger(endpoint: str | None, database: str | None) -> Ledger:
-    """Where an endpoint has written down what it decided; nothing is made that is not there."""
+    """The ledger of an endpoint, which must exist."""
     from steppe.errors import UserError
     from steppe.serve.ledger import make_ledger
     from steppe.serve.loading import LEDGER_FILE, serving_folder
@@ -169,7 +169,7 @@ def _ledger(endpoint: str | None, database: str | None) -> Ledger:
 
 
 def given_database(given: str | None) -> str | None:
-    """The database of a command: its own word, or STEPPE_SERVE_DATABASE."""
+    """The database of a command: from its option, or STEPPE_SERVE_DATABASE."""
     return given or os.environ.get(DATABASE_VARIABLE) or None
 
 

@@ -1,4 +1,4 @@
-"""The console of all output. On a terminal it breaks no command and no name; a pipe has no width."""
+"""The console of all output: it never breaks a command or a name, and breaks no line in a pipe."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ BELOW = 6
 """The indent of a last column's prose if it stands below its row."""
 KEPT_SPACE = "\0"
 UNIT = re.compile(r"(?<=\d) (?=[A-Za-z])")
-"""Between a number and its unit."""
+"""The space between a number and its unit."""
 STAR = re.compile(r" (?=\*$)")
-"""Before the star of a setting that was given."""
+"""The space before the star of a setting that was given."""
 
 
 class Console(RichConsole):
@@ -61,7 +61,7 @@ class FittingTable:
         self._rows.append(cells)
 
     def __rich_console__(self, console: RichConsole, options: ConsoleOptions) -> RenderResult:
-        """The columns that fit, and a line that names the others."""
+        """Renders the columns that fit, and a line that names the others."""
         shown, drop = list(range(len(self._columns))), [self._columns.index(column) for column in self._drop]
         while drop and self._narrowest(shown) > options.max_width:
             shown.remove(drop.pop(0))
@@ -85,7 +85,7 @@ class FittingTable:
         return len(shown) > 1 and self._columns[shown[-1]] in PROSE and self._narrowest(shown) > room
 
     def _made(self, widths: dict[int, int], rows: list[tuple[str, ...]], *, show_header: bool = True) -> Table:
-        """These rows as Rich draws them."""
+        """These rows as a Rich table."""
         made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, GAP, 0, 0), show_header=show_header)
         for number, width in widths.items():
             name = self._columns[number]
@@ -95,11 +95,11 @@ class FittingTable:
         return made
 
     def _narrowest(self, shown: list[int]) -> int:
-        """How wide these columns are at least."""
+        """The least total width of these columns."""
         return sum(self._width(number) + GAP for number in shown) - GAP
 
     def _widths(self, shown: list[int], room: int) -> dict[int, int]:
-        """The width of each column: what is left goes to those of prose, by how much they can use."""
+        """The width of each column: spare room goes to columns of prose, by how much they can use."""
         widths = {number: self._width(number) for number in shown}
         wanted = {number: self._width(number, whole=True) - width for number, width in widths.items()}
         left = max(0, room - self._narrowest(shown))
@@ -149,10 +149,10 @@ def _ending(text: str) -> str:
 
 
 def table(*columns: str, right: tuple[str, ...] = (), drop: tuple[str, ...] = ()) -> FittingTable:
-    """A table, its numbers to the right; columns to `drop` go if there is no room for them, the first one first."""
+    """A table; columns in `right` are right-aligned, those in `drop` are left out in this order if room is short."""
     return FittingTable(columns, right, drop)
 
 
 def print_json(data: Any) -> None:
-    """JSON for other programs."""
+    """Prints JSON for other programs."""
     print(json.dumps(data, indent=2))

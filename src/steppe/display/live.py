@@ -57,7 +57,7 @@ class QuietDisplay:
 
 
 class LivePanel(ABC):
-    """Draws what `render` returns, five times a second, until it is left."""
+    """Draws the result of `render` five times a second until the block ends."""
 
     most_announced = 1000
     """How many sentences stay below the figures."""

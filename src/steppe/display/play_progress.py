@@ -1,4 +1,4 @@
-"""The scores of what is played through an endpoint: a live table by route, or a line now and then."""
+"""The scores of episodes played through an endpoint: a live table by route, or lines at growing intervals."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def display(title: str, quiet: bool = False) -> PlayDisplay:
-    """The right display for where the output goes."""
+    """A panel on a terminal, else lines; nothing if `quiet`."""
     if quiet:
         return PlayDisplay(title)
     return PlayPanel(title) if console().is_terminal else PlayLines(title)
@@ -73,7 +73,7 @@ class PlayDisplay(QuietDisplay):
 
 
 class PlayLines(PlayDisplay):
-    """Plain lines, fewer and fewer of them, for pipes and log files."""
+    """Plain lines at growing intervals, for pipes and log files."""
 
     def __init__(self, title: str) -> None:
         super().__init__(title)
@@ -84,14 +84,14 @@ class PlayLines(PlayDisplay):
         return self
 
     def update(self, scores: PlayScores) -> None:
-        """A line if it is time for one."""
+        """Prints a line if one is due."""
         super().update(scores)
         if scores.episodes and self._pace.is_due():
             routes = ", ".join(f"{route.name} {score(route.mean_return)} ({route.episodes})" for route in scores.routes)
             print_line(f"{self.counted()}: {routes}")
 
     def announce(self, sentence: str) -> None:
-        """A line of its own."""
+        """Prints the sentence on a line of its own."""
         print_line(f"note: {sentence}")
 
 

@@ -1,4 +1,4 @@
-"""Progress in the terminal: a live panel, or a line now and then where there is no terminal."""
+"""Progress of a training: a live panel on a terminal, else lines at growing intervals."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ WORKER_FIGURES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
 
 
 def display(spec: ExperimentSpec, quiet: bool = False) -> TrainingDisplay:
-    """The right display for where the output goes."""
+    """A panel on a terminal, one replaced line in a notebook, else lines; nothing if `quiet`."""
     if quiet:
         return TrainingDisplay(spec)
     if is_notebook():
@@ -76,7 +76,7 @@ class TrainingDisplay(QuietDisplay):
         return min(1.0, max(by_timesteps, by_episodes))
 
     def remaining(self) -> float | None:
-        """Seconds left at this speed, at most: a return that is reached ends it earlier."""
+        """Seconds left at this speed, at most: reaching `stop_at_return` ends it earlier."""
         if self.latest is None or not self.latest.steps_per_second or not self.done():
             return None
         whole = self.latest.timestep / self.done()
@@ -112,7 +112,7 @@ class TrainingDisplay(QuietDisplay):
 
 
 class TrainingLines(TrainingDisplay):
-    """Plain lines, fewer and fewer of them, for pipes and log files."""
+    """Plain lines at growing intervals, for pipes and log files."""
 
     def __init__(self, spec: ExperimentSpec) -> None:
         super().__init__(spec)
@@ -124,7 +124,7 @@ class TrainingLines(TrainingDisplay):
         return self
 
     def update(self, progress: Progress) -> None:
-        """A line if it is time for one."""
+        """Prints a line if one is due."""
         super().update(progress)
         self.lasting.update(progress.notices)
         doing = self.doing()
@@ -136,11 +136,11 @@ class TrainingLines(TrainingDisplay):
             self._say(self.sentence())
 
     def announce(self, sentence: str) -> None:
-        """A line of its own."""
+        """Prints the sentence on a line of its own."""
         print_line(sentence)
 
     def sentence(self) -> str:
-        """How far the training is."""
+        """The progress as one line."""
         assert self.latest is not None
         speed = f"{count(self.latest.steps_per_second)} steps/s, " if self.latest.steps_per_second else ""
         workers = "".join(f"{figure} {label}, " for label, figure in self.worker_figures())
@@ -154,7 +154,7 @@ class TrainingLines(TrainingDisplay):
 
 
 class NotebookLine(TrainingLines):
-    """One output of a notebook's cell, which is replaced; the notebook's file keeps the last line alone."""
+    """One line of a notebook's cell, which is replaced; the notebook's file keeps only the last one."""
 
     def __init__(self, spec: ExperimentSpec) -> None:
         super().__init__(spec)
@@ -167,7 +167,7 @@ class NotebookLine(TrainingLines):
             self._say(self.sentence())
 
     def announce(self, sentence: str) -> None:
-        """A line of its own; figures that come later stand below it."""
+        """Prints the sentence on a line of its own; later figures stand below it."""
         print_line(sentence)
         self._shown = None
 

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from steppe.experiments.seed_group import SeedGroup, SeedRun
 
 FIRST_LINE_SECONDS, LONGEST_LINE_SECONDS = 10.0, 600.0
-"""A log gets a line of progress after so long, and then ever more rarely."""
+"""Seconds until a log's first line of progress, and the longest interval between lines."""
 
 
 def display(group: SeedGroup, quiet: bool = False) -> SeedDisplay:
-    """The right display for where the output goes."""
+    """A panel on a terminal, else lines; nothing if `quiet`."""
     if quiet:
         return SeedDisplay(group)
     return SeedPanel(group) if console().is_terminal else SeedLines(group)
@@ -36,7 +36,7 @@ class SeedDisplay(QuietDisplay):
 
 
 class SeedLines(SeedDisplay):
-    """A line for each change, and one with the progress now and then."""
+    """A line for each change, and lines of progress at growing intervals."""
 
     def __init__(self, group: SeedGroup) -> None:
         super().__init__(group)
@@ -49,7 +49,7 @@ class SeedLines(SeedDisplay):
         return self
 
     def update(self, group: SeedGroup) -> None:
-        """Tells what has changed."""
+        """Prints changes, and progress if a line is due."""
         from steppe.experiments.run_folder.states import stands
 
         for member in group.members:
@@ -66,7 +66,7 @@ class SeedLines(SeedDisplay):
             print_line("; ".join(running))
 
     def announce(self, sentence: str) -> None:
-        """A line of its own."""
+        """Prints the sentence on a line of its own."""
         print_line(sentence)
 
 
@@ -103,7 +103,7 @@ def score_table(group: SeedGroup, *, is_over: bool) -> Any:
 
 
 def title(group: SeedGroup) -> str:
-    """What is trained, and with how many seeds."""
+    """The experiment's name, agent, environment and number of seeds."""
     spec, seeds = group.spec, len(group.members)
     return f"{group.name}: {spec.agent.type} on {spec.environment.id}, {seeds} seed{'' if seeds == 1 else 's'}"
 

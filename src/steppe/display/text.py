@@ -1,4 +1,4 @@
-"""Numbers and times as people say them."""
+"""Formats numbers and times for people."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from steppe.experiments.run_folder.store import Status
 
 WINDOW = 100
-"""The most episodes that a mean return is of."""
+"""The number of episodes in a mean return, at most."""
 
 
 def age(moment: float | None, now: float | None = None) -> str:
@@ -47,7 +47,7 @@ def score(value: float | None) -> str:
 
 
 def last_episodes(ended: int) -> str:
-    """The episodes that a mean return is of, after `ended` episodes: `the last 100 episodes`, or fewer."""
+    """The episodes in a mean return after `ended` episodes: `the last 100 episodes`, or fewer."""
     counted = min(ended, WINDOW)
     return "the last episode" if counted == 1 else f"the last {counted} episodes"
 

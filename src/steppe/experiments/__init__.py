@@ -1,6 +1,6 @@
 """Projects, run folders and the life cycle of an experiment: one state machine, one owner of each state.
 
-`steppe.experiments()` lists the experiments. The package has that name too, so it can be called.
+`steppe.experiments()` lists the experiments. The package has the same name, so it can be called.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def listed(start: str | Path = ".") -> list[Experiment]:
-    """All experiments that commands know in the folder `start`: of the project around it and of its steppe-runs/."""
+    """All experiments known from the folder `start`: those of the project around it and of its steppe-runs/."""
     from steppe.experiments.experiment import Experiment
     from steppe.experiments.project import known_stores
 

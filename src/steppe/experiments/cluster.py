@@ -75,7 +75,7 @@ class Cluster:
         return [cls(entry.record.name) for entry in entries]
 
     def status(self) -> ClusterStatus:
-        """Asks the provider."""
+        """The state of the cluster, for which its provider is asked."""
         entry = self._entry()
         seen, record = entry.seen, entry.record
         return ClusterStatus(
@@ -83,9 +83,10 @@ class Cluster:
         )
 
     def check(self, *, trial: bool = True, timeout: float = 300.0, tell: Tell = log.info) -> tuple[ClusterFinding, ...]:
-        """Whether it can run experiments: each `.what`, `.outcome` ("ok", "failed", "unknown"), `.sentence`, `.fix`.
+        """Checks whether it can run experiments.
 
-        With `trial` a Pod with Steppe's image is run on it and removed again, which may take up to `timeout` seconds.
+        Each finding has `.what`, `.outcome` ("ok", "failed" or "unknown"), `.sentence` and `.fix`. With
+        `trial` a Pod with Steppe's image is run on it and removed again, which may take up to `timeout` seconds.
         """
         from steppe.platforms.kubernetes.client.kubeapi import Kube
         from steppe.platforms.kubernetes.diagnosis import cluster_check

@@ -141,7 +141,7 @@ class Experiment:
     ) -> Status:
         """Trains here and now until it ends; Ctrl-C saves a checkpoint, pauses, and then raises KeyboardInterrupt.
 
-        `fields` change the experiment first; on `resume` only those that do not decide what is learned, such as
+        `fields` change the experiment first; on `resume` only those that do not affect the learning, such as
         total_timesteps, and `environment` if it is an object that this process does not know yet. `on_progress` is
         called with a Progress after each chunk of training; if it returns False or raises StopTraining, the run saves a
         checkpoint and stops. `announce` gets sentences that must be seen at once. With `cluster`, or if it is on a
@@ -225,8 +225,8 @@ class Experiment:
     def policy(self, *, allow_modules: str | Iterable[str] = ()) -> Policy:
         """The trained policy: `.act(observation)`.
 
-        Its layers may be code of Python modules: those that the spec named which this experiment was made of here, and
-        those in `allow_modules`. An experiment that was opened may come from anywhere and needs `allow_modules`.
+        Its layers may import the Python modules in `allow_modules`, and those that its spec names if the experiment was
+        made here. One that was opened may come from anywhere, so all its modules must be in `allow_modules`.
         """
         from steppe.policies.policy import load_policy
         from steppe.specs.allowed_modules import AllowedModules
@@ -274,7 +274,7 @@ class Experiment:
             from steppe import runners
             from steppe.envs.gymnasium.in_process import keep
 
-            runners.release()  # what was built has the object of before
+            runners.release()  # the built run holds the previous object
             keep(known, fields["environment"])
             return {name: value for name, value in fields.items() if name != "environment"}
         named = named_environment(fields["environment"])
@@ -306,7 +306,7 @@ class Experiment:
 
 
 def load(file: str | Path | None, fields: dict[str, Any], start: Path) -> ExperimentSpec:
-    """A spec from a file and fields; without a name it gets one with its folder."""
+    """A spec from a file and fields; without a name it gets its run folder's later."""
     from steppe.spec_files import load_experiment
 
     named = fields if fields.get("name") else fields | {"name": lifecycle.WITHOUT_NAME}
@@ -314,7 +314,7 @@ def load(file: str | Path | None, fields: dict[str, Any], start: Path) -> Experi
 
 
 def _check_words(fields: dict[str, Any], in_start: bool = False) -> None:
-    """Names our counterpart of arguments that other libraries have."""
+    """Refuses arguments of other libraries, and names Steppe's counterpart."""
     for word in ("callback", "callbacks"):
         if word in fields:
             raise UserError(

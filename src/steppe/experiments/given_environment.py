@@ -1,4 +1,4 @@
-"""Environments given as Python objects, translated to what an experiment file can hold."""
+"""Translates environments given as Python objects to values that an experiment file can hold."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The advice in errors, for its reader: commands in the terminal, calls in Python."""
+"""The advice in errors: commands in the terminal, calls in Python."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Ways:
-    """How a user writes what can be done with one experiment."""
+    """The text of each operation on one experiment, as a command or a call."""
 
     start: str
     restart: str
@@ -25,11 +25,11 @@ class Ways:
     download: str
     serve: str
     replace: str
-    """What to do if an experiment of that name exists."""
+    """How to replace an existing experiment of that name."""
 
 
 def commands(reference: str) -> Ways:
-    """In the terminal; `reference` names the experiment after -e."""
+    """Commands for the terminal; `reference` names the experiment after -e."""
 
     def command(verb: str) -> str:
         return f"steppe experiment {verb} -e {reference}"
@@ -62,4 +62,4 @@ CALLS = Ways(
     serve="load_endpoint(experiment.folder)",
     replace="choose another name or folder, or give force=True",
 )
-"""In Python, where the experiment is an object."""
+"""Calls in Python."""

@@ -50,7 +50,7 @@ def check(spec: ExperimentSpec, start: Path, resumed: Path | None = None) -> lis
 
 
 def _names_image(spec: ExperimentSpec) -> bool:
-    """Whether its Pods have an image of the user's, which may have what this machine lacks."""
+    """Whether its Pods have an image of the user's, which may have packages that this machine lacks."""
     pods = spec.kubernetes
     return any(each.image is not None for each in (pods, pods.driver, pods.worker))
 
@@ -111,7 +111,7 @@ def prepare(
     if is_old:
         notices = [f"experiment.json is the old tfcli's; it is kept as {old_client.OLD_SPEC_FILE}", *notices]
     if resume:
-        # A run that was killed has lost what it trained after its newest checkpoint.
+        # A killed run has lost its training after its newest checkpoint.
         manifest = location.manifest()
         _check_leaves_more(folder, before, spec, manifest, status)
         _check_resumable(location, spec, status)

@@ -1,4 +1,4 @@
-"""Projects and experiments that the old tfcli made: taken over as they are."""
+"""Takes over projects and experiments that the old tfcli made."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def is_old_project(root: Path) -> bool:
 
 
 def take_over(root: Path, name: str | None, remote_id: str | None, service_account_key: str | None) -> list[str]:
-    """Writes steppe.json for a project of the old client, and no other file; returns clauses on what was found."""
+    """Writes steppe.json for a project of the old client, and no other file; returns clauses on its contents."""
     root = Path(root).absolute()
     about = read_project(root)
     if not isinstance(about, dict):

@@ -76,7 +76,7 @@ def is_policy(text: str) -> bool:
 
 
 def policy_folder(folder: RunFolder, which: Which | None = None) -> Path:
-    """The folder of the policy that a run hands out, of its best one, or of the one at its end."""
+    """The folder of a run's policy: its best one, its last one, or by default the one in policy/."""
     if which == "best":
         best = folder.path / BEST_FOLDER
         if not (best / TENSORS_FILE).is_file():

@@ -127,7 +127,7 @@ def init_project(
 
 
 def link_project(root: Path, remote_id: str, service_account_key: str | None) -> None:
-    """Writes into steppe.json which cloud project it belongs to; all else in it stays."""
+    """Writes the cloud project into steppe.json; its other fields stay."""
     path = Path(root).absolute() / PROJECT_FILE
     about = read_spec_file(path)
     if not isinstance(about, dict):

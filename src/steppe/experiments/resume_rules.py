@@ -1,4 +1,4 @@
-"""Which fields may change when a run is resumed, and notices of what a change does to it."""
+"""The fields that may change when a run is resumed, and notices of the effects."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CHANGEABLE = (
     "cluster",
     "kubernetes",
 )
-"""The fields that may change when a run is resumed: its limits, where it runs, what it writes; never what it learns."""
+"""The fields that may change when a run is resumed: its limits, location and output; never the learning."""
 CHANGEABLE_IN = {
     "async": (
         "num_workers",
@@ -83,7 +83,7 @@ def changed(
 def _changeable(spec: ExperimentSpec) -> tuple[str, ...]:
     more = CHANGEABLE_IN.get(spec.run_mode, ())
     if spec.run_mode == "distributed" and spec.distributed.synchronous:
-        # All workers together make one batch, so that their number decides its size and the number of updates.
+        # All workers together make one batch, so their number decides its size and the number of updates.
         more = tuple(name for name in more if name != "num_workers")
     return CHANGEABLE + more
 

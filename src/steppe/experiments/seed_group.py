@@ -153,7 +153,7 @@ class SeedGroup:
 
     @property
     def is_evaluated(self) -> bool:
-        """Whether each seed that has a score has an evaluation; then scores are of evaluations."""
+        """Whether each seed that has a score has an evaluation; then all scores are evaluations."""
         scored = [each for each in self.members if each.status.mean_return is not None]
         return bool(scored) and all(each.evaluation is not None for each in scored)
 
@@ -238,7 +238,7 @@ class _Requests(EndRequest):
         self._announce = announce
 
     def received(self, number: signal.Signals) -> None:
-        """Says what will happen."""
+        """Announces the request."""
         self._announce(f"asking all seeds to {self.action} (Ctrl-C again leaves them to do so by themselves)")
 
 

@@ -1,4 +1,4 @@
-"""What `list` and `show` tell of experiments on clusters."""
+"""`list` and `show` of experiments on clusters."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WAITS = "0 of 2 workers are ready: Pod x waits for a node"
 
 @pytest.fixture
 def placed(steppe: Any, project: Path, trained: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """An experiment on a cluster, and what is seen of it there."""
+    """Makes an experiment on a cluster; returns a function that sets its status there."""
     assert steppe("experiment", "new", "-f", "cartpole_ppo", "-n", "first").code == 0
     folder = RunFolder(project / "experiments" / "first")
     place = ClusterAddress("lab", "default", "steppe-first-1", start=1)
@@ -44,7 +44,7 @@ def test_list_and_show_tell_what_a_run_waits_for(steppe: Any, placed: Any, monke
     assert json.loads(steppe("experiment", "list", "--json").out)[0]["phase"] == WAITS
     shown = " ".join(steppe("experiment", "show", "-e", "first").out.split())
     assert f"phase {WAITS}" in shown
-    # Nobody has heard of a process yet.
+    # No process is known yet.
     assert "None" not in shown
 
 

@@ -1,4 +1,4 @@
-"""What `steppe serve report` prints on a narrow terminal."""
+"""`steppe serve report` on a narrow terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What shells complete: bash really does, in a process of its own; zsh and fish by the answers they ask for."""
+"""Shell completion: in a real bash process; for zsh and fish, the answers that they ask for."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_bash_completes_with_the_script_that_is_shown(run_names: Path) -> None:
         echo "${COMPREPLY[@]}"
         complete -p steppe
     """
-    # Typer finds out which shell it is for; in a test there may be none above.
+    # Typer detects the shell among the parent processes; a test may have none.
     env = dict(os.environ) | {
         "PATH": f"{BIN}:{os.environ['PATH']}",
         "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1",

@@ -1,4 +1,4 @@
-"""What is said of a run on a cluster while it is watched."""
+"""The output about a run on a cluster while it is watched."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from steppe.specs.experiment import ExperimentSpec
 
 
 class Said(TrainingDisplay):
-    """Remembers what it was to say."""
+    """Remembers its announcements."""
 
     def __init__(self) -> None:
         super().__init__(ExperimentSpec(name="first", environment="CartPole-v1", agent="random"))

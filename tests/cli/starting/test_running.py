@@ -1,4 +1,4 @@
-"""The commands that are offered at the end of a run do what they say."""
+"""The commands that are suggested at the end of a run work."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_run_that_has_saved_a_policy_can_be_served_next(tmp_path: Path, state:
     run.create(ExperimentSpec(name="first", environment="CartPole-v1", agent="ppo"))
     assert not any("serve" in command for command in next_commands(run, Status(state=state, timestep=100)))
     save_policy(run.path / "policy")
-    assert not any("serve" in command for command in next_commands(run, Status(state=state)))  # nothing is learned yet
+    assert not any("serve" in command for command in next_commands(run, Status(state=state)))  # nothing learned yet
     (command,) = (each for each in next_commands(run, Status(state=state, timestep=100)) if "serve" in each)
     assert command.startswith("steppe serve -e ")
     endpoint = load_endpoint(shlex.split(command)[-1], start=tmp_path)

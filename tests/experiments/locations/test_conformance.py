@@ -57,7 +57,7 @@ class Machine:
         monkeypatch.setattr(LocalPlatform, "launch", launch)
 
     def after_start(self, resume: bool) -> None:
-        """Nothing: the process trains by itself."""
+        """Does nothing: the process trains by itself."""
 
     def left(self) -> list[str]:
         return []
@@ -88,7 +88,7 @@ class Cluster:
         monkeypatch.setattr(idle_nodes, "notice_of", lambda spec, cluster: "")
 
     def after_start(self, resume: bool) -> None:
-        """Kubernetes makes the Pod of the Job, whose driver trains."""
+        """Makes the Job's Pod, whose driver trains."""
         (job,) = self.kube.listed("Job")
         labels = job["metadata"]["labels"] | {naming.ROLE: "driver"}
         owner = {"uid": job["metadata"]["uid"]}
@@ -101,7 +101,7 @@ class Cluster:
         begin(self.train, self.in_pod, resume=resume)
 
     def answer(self, pod: str, path: str, *, body: Any = None, sink: Any = None, **_: Any) -> KubeAnswer:
-        """What the driver's status server answers."""
+        """The answers of the driver's status server."""
         asked = urlsplit(path)
         names = [each.relative_to(self.in_pod.path).as_posix() for each in self.in_pod.files()]
         if asked.path == "/ask":
@@ -138,7 +138,7 @@ class Site:
         return location_of(self.folder)
 
     def start(self, *, resume: bool = False, hold: bool = True) -> None:
-        """As the commands do."""
+        """Starts the experiment as the commands do."""
         self.held.set() if hold else self.held.clear()
         lifecycle.prepare(self.folder, resume=resume)
         location_to_start(self.folder, self.place.cluster).start(resume=resume)
@@ -148,7 +148,7 @@ class Site:
         """Follows the run until a condition holds."""
 
         class Reached(Exception):
-            """Ends the following."""
+            """Raised to end the following."""
 
         last = Status()
 

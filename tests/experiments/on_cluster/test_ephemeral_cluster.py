@@ -1,4 +1,4 @@
-"""Clusters of experiments that are gone, and those that were made for one; tests/kubernetes shows the whole way."""
+"""Clusters that are gone, and clusters made for one experiment; tests/kubernetes tests whole runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from steppe.specs.running.cluster import ClusterSpec
 
 @pytest.fixture
 def placed(store: Store, spec: ExperimentSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
-    """A running experiment on a cluster of its own that nobody knows any more."""
+    """A running experiment on a cluster of its own that is no longer registered."""
     monkeypatch.setenv("STEPPE_CLUSTERS", str(tmp_path / "clusters"))
     folder = store.folder("first")
     folder.create(spec)
@@ -44,7 +44,7 @@ def test_an_experiment_on_a_cluster_that_is_gone_counts_as_failed_until_it_is_re
     seen = location_of(placed).status()
     assert seen.state == "failed"
     assert 'cluster "gone", where it is, is not known here any more; register it again' in seen.reason
-    # Only what is seen: with the cluster back, it is what it was.
+    # The failure is only shown: with the cluster back, the status is as before.
     assert placed.read_status().state == "running"
     with pytest.raises(ClusterError, match="is not known here any more"):
         ClusterLocation(placed).files_there()

@@ -1,4 +1,4 @@
-"""What a user is told of a run on a cluster, by what is seen of it there."""
+"""The messages to a user about a run on a cluster, by the health of its Pods."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ RUNNING = {"state": "running", "timestep": 10, "phase": "training"}
 
 
 class Cluster:
-    """Shows one sight after the other, the last one for ever, each a second after the one before."""
+    """Returns one PodHealth after the other, the last one for ever, each a second after the one before."""
 
     def __init__(self, *sights: PodHealth | KubeError) -> None:
         self.sights, self.looks, self.now = sights, 0, BEGIN
@@ -59,7 +59,7 @@ class Cluster:
 
 @pytest.fixture
 def on(folder: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Puts the experiment on a cluster where these things are seen."""
+    """Puts the experiment on a cluster that reports these values."""
 
     def put(*sights: PodHealth | KubeError) -> Cluster:
         cluster = Cluster(*sights)
@@ -167,7 +167,7 @@ def test_missing_permission_is_reported_sooner_than_an_unreachable_cluster(
 def test_a_run_whose_crashed_driver_is_being_replaced_can_be_ended(
     folder: RunFolder, on: Any, ask: Any, state: str
 ) -> None:
-    # The dead Pod's last words.
+    # The last log line of the dead Pod.
     died = RUNNING | {"reason": "the training ended without a word (exit code 7)"}
     cluster = on(PodHealth(died, True, is_heard=False, phase="its Pod is being replaced"))
     seen = location_of(folder).status()

@@ -1,4 +1,4 @@
-"""Who has a cluster of several nodes and an experiment of one Pod hears of it."""
+"""The notice if an experiment of one Pod starts on a cluster of several nodes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _own_registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def register(tmp_path: Path, server: str) -> None:
-    """Makes the cluster "lab" known, as an API server at that address."""
+    """Registers the cluster "lab", with an API server at that address."""
     path = tmp_path / "config"
     content = {
         "current-context": "lab",
@@ -45,7 +45,7 @@ def register(tmp_path: Path, server: str) -> None:
 
 
 def seen(tmp_path: Path, spec: ExperimentSpec, nodes: list[Any] | None) -> str:
-    """The notice on a cluster with these nodes, or where nodes may not be listed."""
+    """The notice on a cluster with these nodes; None: nodes may not be listed."""
 
     def script(heard: Heard) -> Any:
         if heard.path.startswith("/version"):

@@ -1,4 +1,4 @@
-"""Starting an experiment on a cluster, and what is known of one whose start was cut short."""
+"""Starts an experiment on a cluster, and reads the status of one whose start was interrupted."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from steppe.specs.spaces import Box, Discrete
 
 @pytest.fixture
 def kube(monkeypatch: pytest.MonkeyPatch) -> MemoryKube:
-    """The only cluster that is known."""
+    """The only registered cluster."""
     server = MemoryKube()
 
     @contextlib.contextmanager
@@ -57,7 +57,7 @@ def start(folder: RunFolder) -> ClusterAddress:
 
 
 def paused(folder: RunFolder, kube: MemoryKube) -> Status:
-    """After a first start."""
+    """The status of a paused experiment, after a first start."""
     start(folder)
     for job in kube.listed("Job"):
         kube.delete("Job", job["metadata"]["name"])
@@ -67,7 +67,7 @@ def paused(folder: RunFolder, kube: MemoryKube) -> Status:
 
 
 def interrupt(kube: MemoryKube, kind: str, *, is_away: bool = False) -> None:
-    """Ctrl-C, or the loss of the cluster, once something of a kind was made and before that is heard of."""
+    """Interrupts with Ctrl-C, or the loss of the cluster, after an object of the kind was made, before the answer."""
 
     def after(done: str, what: str) -> None:
         if (done, what) == ("create", kind):
@@ -243,7 +243,7 @@ def test_an_experiment_that_is_gone_from_its_cluster_can_be_started_anew(folder:
 
 
 def test_of_two_starts_at_once_the_second_is_refused_and_ends_nothing(folder: RunFolder, kube: MemoryKube):
-    """Both have read where the experiment is before either of them makes anything."""
+    """Both starts read the address before either of them makes anything."""
     place, refused = place_for(folder), []
 
     def after(verb: str, kind: str) -> None:
@@ -256,7 +256,7 @@ def test_of_two_starts_at_once_the_second_is_refused_and_ends_nothing(folder: Ru
     kube.after = after
     ClusterLocation(folder).start_at(place)
     assert refused == ["Job"]
-    # Also one that comes when the other is done.
+    # Refused too once the other start is done.
     with pytest.raises(StateError, match="is being started by another process"):
         ClusterLocation(folder).start_at(place)
     assert starts_of(kube) == ["1"]
@@ -272,7 +272,7 @@ def test_deleting_on_an_unreachable_cluster_names_the_way_out(folder: RunFolder,
 
 
 def driver(kube: MemoryKube, folder: RunFolder, state: str) -> None:
-    """A driver's Pod whose container is in that state."""
+    """Adds a driver's Pod whose container is in that state."""
     labels = {naming.RUN: place_for(folder).name, naming.ROLE: "driver"}
     made = kube.create({"kind": "Pod", "metadata": {"name": "driver", "labels": labels}, "spec": {}})
     statuses = [{"name": "driver", "state": {state: {}}}]
@@ -280,7 +280,7 @@ def driver(kube: MemoryKube, folder: RunFolder, state: str) -> None:
 
 
 def note(kube: MemoryKube, folder: RunFolder, status: Status) -> None:
-    """The end of an earlier start, as its root keeps it."""
+    """Writes the end of an earlier start to the status kept on the cluster."""
     RemoteRun(kube, place_for(folder).name).note(dataclasses.asdict(status))  # type: ignore[arg-type]
 
 

@@ -1,4 +1,4 @@
-"""Which files of this machine go along to Pods, and which are refused before anything is made."""
+"""Files of this machine that an experiment names are sent to Pods, or refused before anything is made."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_demonstrations_go_along_by_the_name_that_the_experiment_has(named, tmp_
 
 
 def test_demonstrations_that_pods_have_mounted_stay(named, tmp_path):
-    # Neither read nor missed: it may be on the cluster alone.
+    # Not read, and no error if missing: it may be on the cluster alone.
     agent = {"type": "dqfd", "demonstrations": str(tmp_path / "there" / "good.safetensors")}
     assert named_files.large_files(named(agent=agent, kubernetes=mounted(tmp_path / "there"))) == []
 

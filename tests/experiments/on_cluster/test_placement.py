@@ -1,4 +1,4 @@
-"""Where an experiment is to run, and what it looks like there."""
+"""The cluster on which an experiment runs, and its Kubernetes objects."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_files_that_pods_could_not_find_are_refused_before_a_cluster_is_made(
 
 
 def test_a_manifest_says_how_it_is_applied_however_large_it_is(folder: RunFolder):
-    # By itself kubectl notes what it applies in an annotation, which takes 256 kB.
+    # By default kubectl keeps a copy in an annotation, which has a limit of 256 kB.
     assert "#   kubectl apply --server-side -f FILE\n" in placement.manifest(folder, None, "space")
 
 
@@ -50,10 +50,10 @@ def test_a_cluster_in_a_file_of_the_project_is_made_where_there_is_none_yet(
     place = placement.settle_address(folder, folder.spec(), "lab", lambda line: None)
     assert (place.cluster, place.namespace, place.project) == ("lab", "space", "project")
     assert programs.clusters == ["lab"]
-    # It is shared: it was named, and not described by the experiment alone.
+    # It is shared: it was named, and not described only in the experiment.
     assert not place.owns_cluster
     assert registry.read("lab").spec.num_nodes == 2
-    # The next experiment finds it.
+    # The next experiment uses it.
     placement.settle_address(folder, folder.spec(), "lab", lambda line: None)
     assert len(programs.calls("create")) == 1
 
@@ -78,7 +78,7 @@ def test_a_cluster_file_is_named_as_it_is_called_or_by_its_path(
     place = placement.settle_address(folder, folder.spec(), words, lambda line: None)
     assert place.cluster == "small-cluster"
     assert programs.clusters == ["small-cluster"]
-    # The next start finds it, by whichever of its names.
+    # The next start finds it by either of its names.
     assert placement.settle_address(folder, folder.spec(), words, lambda line: None).cluster == "small-cluster"
     assert len(programs.calls("create")) == 1
     write_address(folder, place)

@@ -1,4 +1,4 @@
-"""Who stays with a run on a cluster when nobody watches it; tests/kubernetes shows one from its start to its end."""
+"""The watcher of a run on a cluster; tests/kubernetes runs one from its start to its end."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_whoever_cannot_reach_the_cluster_any_more_leaves_one(settle: Settle, la
 
 
 class Run:
-    """Plays `ClusterLocation.follow`: what is seen of a run, look by look, and things that happen in between."""
+    """Stands in for `ClusterLocation.follow`: a list of statuses and errors, with actions between them."""
 
     def __init__(self, folder: RunFolder, *script: Status | Exception | Callable[[], None]) -> None:
         self.folder, self.script = folder, iter(script)
@@ -177,7 +177,7 @@ COMPLETED = dataclasses.replace(RUNNING, state="completed", reason="30 timesteps
 
 @pytest.fixture
 def slept(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
-    """How long was waited before what failed was tried again."""
+    """The pauses before repeated calls."""
     pauses: list[float] = []
     set_clock(monkeypatch, sleep=pauses.append)
     return pauses

@@ -1,4 +1,4 @@
-"""What a Pod runs, without a cluster: begins, goes on, and knows when a start is over."""
+"""The program of a Pod, without a cluster: it starts, resumes, and recognises the end of a start."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ENDLESS = 1_000_000_000
 
 @pytest.fixture
 def pod(tmp_path: Path):
-    """Runs a Pod's training with the fields of an experiment; the exit code."""
+    """Runs a Pod's training with the fields of an experiment; returns the exit code."""
     folder = RunFolder(tmp_path / "results" / "x")
     file = tmp_path / "experiment.json"
 
@@ -94,7 +94,7 @@ def test_a_pod_that_is_asked_to_end_hands_over(pod):
     left = pod.folder.read_status()
     assert left.state == "paused"
     assert "exit_code" not in json.loads((pod.folder.path / ".pod.json").read_text())
-    # The next Pod of the same start goes on.
+    # The next Pod of the same start resumes.
     assert pod(total_timesteps=left.timestep + 2000) == OVER
     assert pod.folder.read_status().timestep >= left.timestep + 2000
 
@@ -103,7 +103,7 @@ def test_a_pod_that_is_asked_to_end_hands_over(pod):
 def test_a_requested_end_is_final_even_if_the_pod_gets_a_signal(pod, action, state):
     process = pod.begin(total_timesteps=ENDLESS)
     wait_until(lambda: pod.folder.exists and pod.folder.read_status().timestep > 0, "it to train", seconds=120)
-    # Held, so that it hears of both at once.
+    # Held, so that it gets both at once.
     process.send_signal(signal.SIGSTOP)
     pod.folder.ask(action)
     process.send_signal(signal.SIGTERM)
@@ -149,7 +149,7 @@ def test_a_pod_that_has_waited_heeds_how_the_other_one_ended(pod):
 
 @pytest.mark.parametrize("more", [(), ("--failed", "its Pod ran out of memory")])
 def test_a_pod_leaves_one_alone_that_lives_whatever_its_clock_says(pod, hasty, monkeypatch, more):
-    # A busy machine may keep the other one from a word for a second or two.
+    # On a busy machine the other one may be silent for a second or two.
     monkeypatch.setattr(pod_run, "SILENT_SECONDS", 5.0)
     monkeypatch.setattr(pod_run, "MOST_WAITING", 0.3)
     pod()
@@ -173,7 +173,7 @@ def test_a_pod_does_not_wait_for_the_owner_of_a_folder_from_object_storage(pod, 
     pod()
     with other_pod(pod.folder, clock=0.0):
         pass
-    # The one file that is never stored.
+    # The only file that is never stored.
     (pod.folder.path / ".lock").unlink()
     set_clock(monkeypatch, sleep=lambda seconds: pytest.fail("it waits"))
     assert pod(start="2", total_timesteps=6000) == OVER
@@ -181,14 +181,14 @@ def test_a_pod_does_not_wait_for_the_owner_of_a_folder_from_object_storage(pod, 
 
 @pytest.fixture
 def hasty(monkeypatch):
-    """Pods that wait for each other for a moment only."""
+    """Shortens the time that Pods wait for each other."""
     monkeypatch.setattr(pod_run, "SILENT_SECONDS", 0.5)
     monkeypatch.setattr(pod_run, "LOOK_SECONDS", 0.05)
 
 
 @contextlib.contextmanager
 def other_pod(folder: RunFolder, clock: float) -> Iterator[None]:
-    """One on another node, whose clock is wrong by so many seconds; it lives as long as the block."""
+    """A Pod on another node, whose clock is off by `clock` seconds; it lives as long as the block."""
     over = threading.Event()
 
     def beat() -> None:

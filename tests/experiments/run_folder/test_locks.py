@@ -66,7 +66,7 @@ def test_an_orphaned_child_does_not_keep_the_lock(tmp_path: Path) -> None:
         process.kill()
         process.wait()
         try:
-            # The child may not have run yet when its parent is killed; it lets go as soon as it does.
+            # The child may not have run yet when its parent is killed; it releases the lock when it runs.
             descriptor = locks.acquire(tmp_path, patience=20.0)
             assert descriptor is not None
             locks.release(descriptor)

@@ -9,7 +9,7 @@ from steppe.errors import StateError
 from steppe.experiments.hints import CALLS
 from steppe.experiments.run_folder.states import ENDED, LIVE, STATES, TRANSITIONS, Event, State, advance
 
-# Written out by hand a second time: state: event -> next.
+# The table, written by hand a second time: state: event -> next.
 EDGES = """
 created:   start -> starting, renew -> created, delete -> created
 starting:  train -> running, ask_pause -> pausing, fail -> failed, withdraw -> completed, stop -> stopped

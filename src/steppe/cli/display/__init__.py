@@ -1,1 +1,1 @@
-"""What commands print: text, tables, progress."""
+"""The output of commands: text, tables, progress."""

@@ -25,7 +25,7 @@ LARGEST = 1e15
 
 
 def print_list(start: Path, as_json: bool) -> None:
-    """Every experiment known from `start`, as a table or as JSON."""
+    """Prints every experiment known from `start`, as a table or as JSON."""
     from steppe.display.console import console, print_json, table
     from steppe.errors import ProjectError
     from steppe.experiments.project import known_stores
@@ -69,7 +69,7 @@ def print_list(start: Path, as_json: bool) -> None:
 
 
 def print_experiment(folder: RunFolder, as_json: bool, everything: bool = False) -> None:
-    """One experiment's status, settings and files; with `everything` also settings that do not apply to it."""
+    """Prints an experiment's status, settings and files; with `everything` also settings that do not apply to it."""
     from steppe.cli.display.settings_table import setting_lines
     from steppe.display.console import console, print_json
     from steppe.experiments.locations import location_of
@@ -103,7 +103,7 @@ def print_experiment(folder: RunFolder, as_json: bool, everything: bool = False)
 
 
 def print_log(folder: RunFolder, follow: bool) -> None:
-    """Prints the log, and with `follow` also what is added to it until the run ends."""
+    """Prints the log, and with `follow` also its new lines until the run ends."""
     from steppe.errors import ClusterError
     from steppe.experiments.locations import location_of
 
@@ -111,7 +111,7 @@ def print_log(folder: RunFolder, follow: bool) -> None:
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     with location.log() as (read_log, is_running):
         while True:
-            # Asked before reading, or lines that are written between the two would be lost.
+            # Asked before reading: lines written between the two would be lost otherwise.
             goes_on = follow and is_running()
             # A Pod that is being replaced cannot be asked.
             with contextlib.suppress(*([ClusterError] if goes_on else [])):
@@ -124,7 +124,7 @@ def print_log(folder: RunFolder, follow: bool) -> None:
 
 
 def print_ended(folder: RunFolder, status: Status, wanted: State) -> int:
-    """Prints how an experiment ended that was asked to; returns the exit code."""
+    """Prints how an experiment ended that was asked to pause or stop; returns the exit code."""
     from steppe.display.console import console
 
     if status.state == wanted:
@@ -212,7 +212,7 @@ def _shown(text: str) -> str:
 
 
 def _waits(folder: RunFolder, status: Status) -> str:
-    """A sentence on what an experiment waits for; a phase of one word means that all is well."""
+    """A sentence on why an experiment waits; a phase of one word means that all is well."""
     is_told = status.is_live and " " in status.phase
     return f'experiment "{folder.name}" is {status.state}: {status.phase}' if is_told else ""
 
@@ -251,7 +251,7 @@ def _policy(folder: RunFolder) -> dict[str, Any]:
 
 
 def _summed(files: list[tuple[str, int]]) -> list[tuple[str, str]]:
-    """Each file with its size, each folder with how many files it has."""
+    """Each file with its size, each folder with its number of files."""
     sizes: dict[str, list[int]] = {}
     for name, amount in files:
         first, *rest = name.split("/")

@@ -1,4 +1,4 @@
-"""What `steppe serve status`, `versions` and `report` print."""
+"""The output of `steppe serve status`, `versions` and `report`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def print_standing(standing: dict[str, Any]) -> None:
-    """How an endpoint stands: `endpoint` and `server` as plain values."""
+    """Prints the status of an endpoint: `endpoint` and `server` as plain values."""
     endpoint, server, out = standing["endpoint"], standing["server"], console()
     up = duration(max(0.0, server["now"] - server["started"]))
     answers = f"{count(server['answers'])} answer{'' if server['answers'] == 1 else 's'}"
@@ -36,7 +36,7 @@ def print_standing(standing: dict[str, Any]) -> None:
 
 
 def print_versions(policies: list[dict[str, Any]]) -> None:
-    """Every version of every policy, the newest last."""
+    """Prints every version of every policy, the newest last."""
     rows = table("POLICY", "VERSION", "IN SERVICE")
     for policy in policies:
         for version in policy["versions"]:
@@ -47,7 +47,7 @@ def print_versions(policies: list[dict[str, Any]]) -> None:
 
 
 def print_comparison(comparison: Comparison, confidence: float) -> None:
-    """What each policy would have brought on all of the traffic, the best first."""
+    """Prints the estimated reward of each policy on all of the traffic, the best first."""
     out = console()
     if comparison.decisions:
         mean = f", mean return {score(comparison.mean)}" if comparison.mean is not None else ""
@@ -70,7 +70,7 @@ def print_comparison(comparison: Comparison, confidence: float) -> None:
 
 
 def _print_policies(policies: list[dict[str, Any]]) -> None:
-    """One row for each policy, with what came of all of its versions."""
+    """Prints a row for each policy, with the totals of its versions."""
     columns = ("POLICY", "IN SERVICE", "REQUESTS", "REWARDED", "MEAN RETURN")
     rows = table(*columns, right=columns[2:], drop=("REWARDED", "REQUESTS"))
     for policy in policies:
@@ -96,7 +96,7 @@ def _estimated(estimate: PolicyEstimate) -> tuple[str, ...]:
 
 
 def _interval(interval: Interval | None) -> tuple[str, str]:
-    """(the estimate, where the truth probably lies)."""
+    """(estimate, confidence interval)."""
     if interval is None:
         return "-", ""
     between = "" if interval.low is None else f"{score(interval.low)} .. {score(interval.high)}"

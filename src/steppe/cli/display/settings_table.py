@@ -15,7 +15,7 @@ NOT_BEGUN = "only those that are written in its file: a run notes its defaults w
 def setting_lines(
     experiment: Mapping[str, Any], policy: Mapping[str, Any] | None = None, *, everything: bool = False
 ) -> Iterator[tuple[str, bool]]:
-    """(line, whether it is a heading); a star stands behind what was given."""
+    """(line, whether it is a heading); a star stands behind a setting that was given."""
     knows = knows_defaults(experiment)
     yield f"settings ({'* was given, the others are defaults' if knows else NOT_BEGUN})", True
     for group in groups_of(experiment, policy, everything=everything):

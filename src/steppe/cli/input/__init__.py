@@ -1,1 +1,1 @@
-"""How commands read what people type."""
+"""Command-line input: flags, parsing, completion."""

@@ -1,7 +1,7 @@
-"""What a shell completes: names of experiments, agents, environments, files and clusters.
+"""Shell completion for names of experiments, agents, environments, files and clusters.
 
-It runs at each press of Tab, so it reads folders only and imports nothing that takes time. Tests compare its lists
-with their origins.
+It runs at each press of Tab, so it only reads folders and imports nothing slow. Tests compare its lists with their
+sources.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ COMPILED = (
     "Pendulum-v1",
 )
 FAMILIES = ("ALE/Breakout-v5", "ALE/Pong-v5", "HalfCheetah-v5", "Hopper-v5", "LunarLander-v3", "MiniGrid-Empty-5x5-v0")
-"""One or two ids of each family of gymnasium's: importing gymnasium for all of them takes too long."""
+"""One or two ids of each gymnasium family: importing gymnasium for all of them takes too long."""
 KINDS = ("experiment", "environment", "agent", "network", "cluster", "graph")
 RUN_MODES = ("single", "multi-threaded", "distributed", "async")
 PLATFORMS = ("local", "ray", "kubernetes")
@@ -75,7 +75,7 @@ def known_clusters(incomplete: str) -> list[str]:
 
 
 def clusters(incomplete: str) -> list[str]:
-    """The clusters that are known, and the files from which one can be made."""
+    """The known clusters, and the files that describe clusters."""
     return [*known_clusters(incomplete), *cluster_files(incomplete)]
 
 
@@ -90,7 +90,7 @@ def run_modes(incomplete: str) -> list[str]:
 
 
 def platforms(incomplete: str) -> list[str]:
-    """Where processes run."""
+    """The platforms."""
     return _beginning(incomplete, PLATFORMS)
 
 

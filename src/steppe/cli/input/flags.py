@@ -178,7 +178,7 @@ STOCHASTIC = Annotated[
 
 
 def environment_option(what: str, otherwise: str) -> Any:
-    """-E of a command that plays; `what` it is there, and which environment it is `otherwise`."""
+    """-E of a command that plays: `what` describes it, `otherwise` the default."""
     names = "a gymnasium id, module:callable, a name in configs/environments/ or a file"
     help_text = f"{what}: {names}; without it {otherwise}."
     return Annotated[str | None, typer.Option("-E", "--environment", metavar="ENV", help=help_text)]
@@ -234,7 +234,7 @@ def with_options(
     receive: Callable[[dict[str, Any]], dict[str, Any]],
     received: tuple[str, ...],
 ) -> Callable[..., Any]:
-    """The command with more options; it gets the parameters `received`, which `receive` makes of their values."""
+    """The command with more options; `receive` turns their values into its parameters `received`."""
     own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name not in received]
     added = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=defaults.get(name), annotation=annotation)

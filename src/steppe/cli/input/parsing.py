@@ -1,4 +1,4 @@
-"""Typer's commands, which refuse an option that takes one value if it is given twice."""
+"""Typer commands that refuse a repeated option if it takes one value."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class _InFull:
     """Shows the whole first sentence in the list of commands, which Typer would cut."""
 
     def get_short_help_str(self, limit: int = 45) -> str:
-        """The first sentence."""
+        """The first sentence of the help."""
         return str(super().get_short_help_str(UNCUT))  # type: ignore[misc]
 
 

@@ -1,1 +1,1 @@
-"""From a command to a training that has begun, and watching it."""
+"""Starts trainings for commands, and shows their progress."""

@@ -41,7 +41,7 @@ def follow_and_show(location: Location, quiet: bool) -> int:
 
 
 class StatusFeed:
-    """Feeds the statuses of a run to a display, and announces what it waits for."""
+    """Feeds the statuses of a run to a display, and announces the reasons why it waits."""
 
     def __init__(self, shows: TrainingDisplay) -> None:
         self._shows = shows
@@ -52,7 +52,7 @@ class StatusFeed:
         from steppe.experiments.run_folder.status import progress_of
 
         if " " not in status.phase:
-            # One word means that all is well, so that every later sentence is news.
+            # A phase of one word means that all is well: any later sentence is news.
             self._announced.clear()
         elif status.phase not in self._announced:
             # Kubernetes alternates between sentences, such as a failed pull and the wait before the next one.

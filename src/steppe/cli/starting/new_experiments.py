@@ -1,4 +1,4 @@
-"""From a file and flags to a new experiment: what `train` and `experiment new` share."""
+"""Makes an experiment from a file and flags, for `train` and `experiment new`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def described(
     file: str | None, name: str | None, fields: dict[str, Any], sets: list[str], *, takes_files_name: bool, example: str
 ) -> tuple[ExperimentSpec, str | None]:
-    """(the experiment that a command describes, its name, or None if it gets a number)."""
+    """(the experiment that a command describes, its name or None if it gets a number)."""
     from steppe.errors import UserError
     from steppe.experiments.lifecycle import WITHOUT_NAME
     from steppe.spec_files import load_experiment

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 LONGEST_COMMAND = 200
 """A longer command is not suggested."""
 LARGE = 100_000_000
-"""The size of checkpoints is shown from so many bytes on."""
+"""The size of checkpoints in bytes from which it is shown."""
 
 
 def say(notices: list[str], quiet: bool = False) -> None:
@@ -82,7 +82,7 @@ def _train_here(folder: RunFolder, resume: bool, quiet: bool) -> int:
 
 
 def print_end(folder: RunFolder, status: Status, told: Collection[str] = (), reason: bool = True) -> None:
-    """Prints how the run ended, where its results are and what to do next, without notices that were `told` already."""
+    """Prints the end of the run, its results and the next commands, without notices that were `told` already."""
     out = console()
     why = f": {status.reason}" if reason and status.reason else ""
     out.print(f'experiment "{folder.name}" {stands(status.state)}{why}', markup=False, style="bold")

@@ -22,7 +22,7 @@ def train_and_show(group: SeedGroup, quiet: bool) -> int:
 
 
 def print_group(group: SeedGroup) -> None:
-    """One table of all seeds, the spread of their scores, what failed, and what to do next."""
+    """Prints a table of all seeds, the spread of their scores, the failures, and the next commands."""
     from steppe.cli.starting.running import print_commands, say
 
     out = console()

@@ -37,16 +37,16 @@ class Location(ABC):
     is_here: ClassVar[bool]
     """Whether it trains, and leaves its results, on this machine."""
     poll_seconds: ClassVar[float]
-    """How often a run is looked at while it is followed."""
+    """How often the status is read while a run is followed."""
     trainer: ClassVar[str | None]
-    """What trains there, if that cannot use Python objects of this process."""
+    """The noun for the trainer there, if it cannot use Python objects of this process."""
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
 
     @abstractmethod
     def status(self) -> Status:
-        """The current status. A run that died is found out and written down as failed."""
+        """The current status; a run that has died is recorded as failed."""
 
     @abstractmethod
     def start(self, *, resume: bool = False, force: bool = False, tell: Tell = lambda line: None) -> Started:
@@ -62,7 +62,7 @@ class Location(ABC):
 
     @abstractmethod
     def follow(self, on_status: Callable[[Status], None], pause: float | None = None) -> Status:
-        """Calls `on_status` with every look until the run has ended; returns its last status."""
+        """Calls `on_status` with each status read until the run has ended; returns the last one."""
 
     @abstractmethod
     def log(self) -> AbstractContextManager[tuple[ReadLog, IsRunning]]:
@@ -106,11 +106,11 @@ class Location(ABC):
         """Moves the results of an earlier run to a dated folder; only for the holder of the folder's lock."""
 
     def watched(self, tell: Tell) -> AbstractContextManager[None]:
-        """Surrounds following a run: if that is interrupted, whatever must be done at its end is still done."""
+        """Surrounds following a run: if that is interrupted, the work at the run's end is still done."""
         return contextlib.nullcontext()
 
     def finish(self, tell: Tell) -> None:  # noqa: B027
-        """Does what remains to be done from this machine after the run has ended."""
+        """Does the work that remains for this machine after the run has ended."""
 
     def leave(self, tell: Tell) -> None:  # noqa: B027
         """Makes sure that `finish` is called though nobody follows the run."""
@@ -120,9 +120,9 @@ class Location(ABC):
         self.folder.advance(self.status().state, "delete")
 
     def describe(self) -> list[tuple[str, str]]:
-        """(label, text) of what a user should know of the location."""
+        """(label, text) of each fact about the location that is shown to users."""
         return []
 
     def deleted_too(self) -> str:
-        """A clause that names what is deleted with the run folder."""
+        """A clause that names the things deleted with the run folder."""
         return ""

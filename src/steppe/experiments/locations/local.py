@@ -19,7 +19,7 @@ from steppe.files.durable import storing
 from steppe.files.run_files import REQUEST_FILE
 
 LOOK_SECONDS = 0.05
-"""How often a run that was asked to end is looked at."""
+"""How often the status of a run that was asked to end is read."""
 
 
 class LocalLocation(Location):
@@ -105,7 +105,7 @@ class LocalLocation(Location):
         if existing and not force:
             raise UserError(f"{existing[0]} exists already; choose another --to, or use --force to replace it")
         copied = {source: copy for source, copy in copies.items() if _copy(source, copy)}
-        # A running experiment removes its oldest checkpoint: better none of it than a part.
+        # A running experiment removes its oldest checkpoint: an incomplete copy of it is deleted.
         for source in [source for source in copied if not source.parent.exists()]:
             copy = copied.pop(source)
             with contextlib.suppress(OSError):
@@ -114,7 +114,7 @@ class LocalLocation(Location):
         return list(copied.values())
 
     def delete(self, *, stored: bool = False) -> str | None:
-        """Everything is in the run folder, but for a cluster made for a start that was cut short."""
+        """Only deletes a cluster made for an interrupted start: all else is in the run folder."""
         from steppe.experiments.on_cluster import ephemeral_cluster
 
         ephemeral_cluster.delete(self.folder)
@@ -147,7 +147,7 @@ class LocalLocation(Location):
         self.folder.set_aside(status)
 
     def deleted_too(self) -> str:
-        """Names the cluster made for a start that was cut short."""
+        """Names the cluster made for an interrupted start."""
         from steppe.experiments.on_cluster import ephemeral_cluster
 
         return ephemeral_cluster.deleted_too(self.folder)
@@ -206,7 +206,7 @@ def _is_result(path: Path, folder: Path) -> bool:
 
 
 def _copy(source: Path, copy: Path) -> bool:
-    """Returns whether the source was still there."""
+    """Copies a file; returns whether the source still existed."""
     with storing(copy):
         copy.parent.mkdir(parents=True, exist_ok=True)
         try:

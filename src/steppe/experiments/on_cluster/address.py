@@ -1,4 +1,4 @@
-"""cluster.json: on which cluster an experiment is, and under which name; and the connection to it there."""
+"""cluster.json: the cluster of an experiment and its name there; and the connection to it."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ClusterAddress:
-    """Where on which cluster an experiment is."""
+    """The cluster of an experiment, and its place on it."""
 
     cluster: str
-    """As `steppe cluster list` names it."""
+    """The name in `steppe cluster list`."""
     namespace: str
     name: str
     """The prefix of its objects' names."""

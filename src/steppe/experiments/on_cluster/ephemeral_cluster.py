@@ -1,4 +1,4 @@
-"""Clusters that were made for one experiment alone: they are deleted with it, after its results were fetched."""
+"""Clusters made for one experiment alone: they are deleted once its results have been fetched."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from steppe.specs.experiment import ExperimentSpec
 
 SINGLE_POD = ("single", "multi-threaded")
-"""The run modes that are one Pod."""
+"""The run modes that use one Pod."""
 MOST_NODES = 10
 """How many nodes are listed; only whether there is more than one matters."""
 KEEP_OUT = ("NoSchedule", "NoExecute")

@@ -1,4 +1,4 @@
-"""Runs on a cluster: started, looked at and ended through Kubernetes; status.json here keeps what was last seen."""
+"""Runs on a cluster: started, watched and ended through Kubernetes; status.json here keeps the last known status."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ if TYPE_CHECKING:
     from steppe.platforms.kubernetes.diagnosis.pod_health import PodHealth
 
 LOOK_SECONDS = 1.0
-"""How often a run that is followed is looked at."""
+"""How often the status of a followed run is read."""
 UNREACHABLE_SECONDS = 120.0
-"""Following a run ends with an error after its cluster was out of reach for so long."""
+"""Following a run ends with an error after its cluster was unreachable for this time."""
 FORBIDDEN_SECONDS = 5.0
-"""The same if the cluster answers that these credentials may not look."""
+"""The same if the cluster denies these credentials access."""
 PENDING_SECONDS = 900.0
-"""Following a run ends with an error after it waited for its Pod for so long."""
+"""Following a run ends with an error after it waited for its Pod for this time."""
 LISTEN_SECONDS = 25.0
-"""A driver that runs but does not answer is asked again for so long, before it is ended unheard."""
+"""How long a running driver that does not answer is asked again before it is ended without an answer."""
 
 
 class ClusterLocation(Location):
@@ -62,7 +62,7 @@ class ClusterLocation(Location):
         return required_address(self.folder)
 
     def status(self) -> Status:
-        """Asks the cluster, and writes the answer to status.json; a run that has ended is not asked for again."""
+        """Asks the cluster, and writes the answer to status.json; a run that has ended is not asked about again."""
         from steppe.clusters import registry
 
         address = self.address
@@ -75,7 +75,7 @@ class ClusterLocation(Location):
             try:
                 sight = run.look()
             except StateError as error:
-                # The cluster has nothing of it. Not written down: a new start, or a deletion, does that.
+                # It is not on the cluster. Not written down: a new start, or a deletion, does that.
                 return (
                     dataclasses.replace(known, state="failed", reason=str(error), phase="") if known.is_live else known
                 )
@@ -86,7 +86,7 @@ class ClusterLocation(Location):
                 write_address(self.folder, dataclasses.replace(address, has_begun=True))
             seen = self._note(sight)
             if known.is_live and not seen.is_live:
-                # Nobody has followed it: its other Pods, such as a simulator beside it, have nothing left to do.
+                # Nobody has followed it, so its other Pods, such as a simulator beside it, still run.
                 self._settle(run, seen, address.start)
             return seen
 
@@ -125,7 +125,7 @@ class ClusterLocation(Location):
         return self._ask_to_end("stop", "stopped", timeout)
 
     def follow(self, on_status: Callable[[Status], None], pause: float | None = None) -> Status:
-        """Looks at the run until it has ended or cannot continue; its Pods are ended then, its results stay."""
+        """Reads the status until the run has ended or cannot continue; then its Pods are ended, its results stay."""
         from steppe.platforms.kubernetes.client.kubeapi import FORBIDDEN, KubeError
         from steppe.platforms.kubernetes.diagnosis.pod_watch import TroubleTimer
 
@@ -241,7 +241,7 @@ class ClusterLocation(Location):
             )
 
     def has_checkpoint(self) -> bool:
-        """Only its Pods see its checkpoints: they start anew if there is none."""
+        """True: only its Pods see its checkpoints, and they start anew if there is none."""
         return True
 
     def manifest(self) -> Mapping[str, Any]:
@@ -331,7 +331,7 @@ class ClusterLocation(Location):
             if not seen.is_live:
                 return self._end(run, seen, "stopped", "stopped while paused")
             if seen.state == "starting":
-                # All that was trained is saved. Only a driver knows whether anything was trained.
+                # All training so far is saved. Only a driver knows whether there was any.
                 if not seen.timestep and action == "pause" and sight.is_heard:
                     raise StateError(
                         f'experiment "{folder.name}" has not begun to train ({seen.phase or "starting"}), so there is '
@@ -364,7 +364,7 @@ class ClusterLocation(Location):
             run.note(dataclasses.asdict(status))
 
     def _note(self, sight: PodHealth) -> Status:
-        """The status that follows from a look, written to status.json for when the cluster cannot be asked."""
+        """The status according to the Pods, also written to status.json in case the cluster cannot be asked later."""
         status = status_seen(sight, self.folder.read_status())
         self._write(status)
         return status
@@ -385,7 +385,7 @@ class ClusterLocation(Location):
 
     @contextlib.contextmanager
     def _naming_way_out(self) -> Iterator[None]:
-        """Adds to the error of an unreachable cluster how an experiment there is deleted all the same."""
+        """Adds to the error of an unreachable cluster how to delete an experiment there anyway."""
         try:
             yield
         except ClusterError as error:
@@ -401,7 +401,7 @@ class ClusterLocation(Location):
 
 
 def _look_until_heard(run: RemoteRun) -> PodHealth:
-    """Looks again for a while if the driver does not answer: it may be busy, or an answer was lost."""
+    """Asks again for LISTEN_SECONDS if the driver does not answer: it may be busy, or an answer was lost."""
     deadline = time.monotonic() + LISTEN_SECONDS
     while (sight := run.look()).is_silent and time.monotonic() < deadline:
         time.sleep(LOOK_SECONDS)

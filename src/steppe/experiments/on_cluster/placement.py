@@ -1,4 +1,4 @@
-"""Placing an experiment on a cluster: which cluster it gets, and the Kubernetes objects that it becomes there."""
+"""Places an experiment on a cluster: chooses the cluster and makes its Kubernetes objects."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from steppe.specs.running.cluster import ClusterSpec
 
 LONGEST_NAME = 40
-"""Of a cluster."""
+"""The most characters of a cluster's name."""
 Tell = Callable[[str], None]
 
 
 def plan(
     folder: RunFolder, spec: ExperimentSpec, reachable: Reachable | None, address: ClusterAddress | None = None
 ) -> ManifestPlan:
-    """Everything that the experiment's Kubernetes objects are rendered from."""
+    """The plan from which the experiment's Kubernetes objects are rendered."""
     from steppe.experiments.on_cluster import named_files
     from steppe.experiments.on_cluster.user_modules import user_modules
     from steppe.platforms.kubernetes.manifests.rendering import ManifestPlan

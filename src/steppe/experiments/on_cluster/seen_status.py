@@ -1,4 +1,4 @@
-"""From a look at the Pods of a run to its status."""
+"""The status of a run, from the health of its Pods."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PODS_GONE = "its Pods are gone; somebody has deleted them"
 
 
 def status_seen(sight: PodHealth, known: Status) -> Status:
-    """The status of a run whose Pods look like this and whose status was `known` before."""
+    """The status of a run from the health of its Pods and its last `known` status."""
     seen = Status.from_data(sight.status) if sight.status else None
     if sight.is_alive:
         if seen is None or not seen.is_live or not sight.is_heard:

@@ -82,7 +82,7 @@ def _files_of(module: str, folder: Path) -> dict[str, Content]:
     single, package = folder / f"{module}.py", folder / module
     if single.is_file():
         return {single.name: content_of(single)} | _beside(single)
-    # With its data files, which its modules find beside themselves.
+    # Data files too, which its modules expect beside them.
     return files_below(folder, package) if (package / "__init__.py").is_file() else {}
 
 

@@ -23,14 +23,14 @@ from steppe.experiments.run_folder.store import RunFolder, Status
 
 LOCK_FILE = ".watcher.lock"
 LOOK_SECONDS = 10.0
-"""How often a watcher looks at the run."""
+"""How often a watcher reads the status of the run."""
 PAUSE_SECONDS = (10.0, 300.0)
-"""The first and the longest pause before it repeats what has failed."""
+"""The first and the longest pause before it repeats a failed call."""
 T = TypeVar("T")
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Follows the run to its end and does what remains to be done; it writes to its log."""
+    """Follows the run to its end and does the work that remains; writes to the watcher's log."""
     folder = RunFolder(Path((sys.argv[1:] if arguments is None else arguments)[0]))
     try:
         # An earlier watcher that is about to end may not notice that the run was started again: wait for its end.

@@ -15,7 +15,7 @@ OnProgress = Callable[["Progress"], object]
 
 
 def says_stop(answer: object) -> bool:
-    """Whether an answer of `on_progress` is False, Python's or NumPy's; None and all else train on."""
+    """Whether an answer of `on_progress` is False, Python's or NumPy's; any other answer trains on."""
     return answer is False or (type(answer).__module__ == "numpy" and str(answer) == "False")
 
 

@@ -136,7 +136,7 @@ class Owner:
         self._heart.start()
 
     def end_heartbeat(self) -> None:
-        """Ends the thread."""
+        """Ends the heartbeat's thread."""
         self._over.set()
         self._heart.join()
 
@@ -158,7 +158,7 @@ class Owner:
     def _following(self, event: Event, **fields: Any) -> Status:
         state = self.folder.advance(self.status.state, event)
         if state != "starting":
-            # Once it trains, the state of before cannot return.
+            # Once it trains, the status before the resume is never restored.
             fields["before"] = None
         return dataclasses.replace(self.status, state=state, heartbeat=time.time(), **fields)
 
@@ -208,7 +208,7 @@ class Requests(EndRequest):
         return self.action
 
     def received(self, number: signal.Signals) -> None:
-        """Ends a run that has not begun to train; says what Ctrl-C does."""
+        """Ends a run that has not begun to train; announces the effect of Ctrl-C."""
         if number == signal.SIGTERM and self._on_termination == "pause" and self.may_end_at_once:
             self.may_end_at_once = False
             raise EndedEarly

@@ -1,4 +1,4 @@
-"""Trains one experiment in a Pod: starts it, or resumes what an earlier Pod has left.
+"""Trains one experiment in a Pod: starts it, or resumes the run of an earlier Pod.
 
     python -m steppe.experiments.process.pod_run FOLDER --spec FILE --generation G --start S
 
@@ -32,7 +32,7 @@ MOST_DEATHS = 3
 FORGOTTEN_SECONDS = 600.0
 """An owner whose heartbeat is older than this is not waited for."""
 MOST_WAITING = 3.0
-"""This Pod waits for another owner at most so many times SILENT_SECONDS."""
+"""The longest wait for another owner, in multiples of SILENT_SECONDS."""
 LOOK_SECONDS = 0.5
 
 

@@ -229,7 +229,7 @@ def _fail(owner: Owner, reason: str) -> None:
 
 
 def _end(owner: Owner, event: Event, reason: str, **fields: Any) -> None:
-    """Writes the last status; an error of the disk does not hide the first error."""
+    """Writes the last status; a disk error does not hide the first error."""
     log.log(logging.ERROR if event == "fail" else logging.INFO, "%s: %s", event, reason)
     try:
         owner.end(event, reason, **fields)

@@ -35,7 +35,7 @@ def acquire(folder: Path, patience: float = 0.0, file: str = LOCK_FILE) -> int |
 
 
 def release(descriptor: int) -> None:
-    """Gives the lock back."""
+    """Releases the lock."""
     _held.discard(descriptor)
     os.close(descriptor)
 

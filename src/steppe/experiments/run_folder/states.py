@@ -24,10 +24,10 @@ STATES: tuple[State, ...] = (
 )
 
 LIVE: frozenset[State] = frozenset({"starting", "running", "pausing"})
-"""A process owns the experiment."""
+"""The states in which a process owns the experiment."""
 
 ENDED: frozenset[State] = frozenset({"paused", "completed", "failed", "stopped"})
-"""It has been trained and nothing owns it now."""
+"""The states of a trained experiment that no process owns."""
 
 TRANSITIONS: dict[tuple[State, Event], State] = {
     ("created", "start"): "starting",

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 LARGEST = 8 * MEGABYTE
 UNREADABLE = "its status cannot be read"
-"""How the reason begins if status.json is missing or damaged."""
+"""The beginning of the reason if status.json is missing or damaged."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def read_status_file(path: Path) -> Status:
-    """The status in a file; a SpecError says what is wrong with it."""
+    """The status in a file; a SpecError if it is not valid."""
     data = read_object(path)
     try:
         return Status.from_data(data)
@@ -131,7 +131,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "tuple[str, ...]": (list, tuple),
 }
 LARGEST_NUMBER = 1e15
-"""Of times and counts: larger ones break dates and float arithmetic."""
+"""The largest time or count: larger ones break dates and float arithmetic."""
 
 
 def _fits(value: Any, kind: str) -> bool:

@@ -74,7 +74,7 @@ class RunFolder:
 
     @property
     def log(self) -> Path:
-        """Where the run logs."""
+        """The run's log file."""
         return self.path / LOG_FILE
 
     def files(self) -> list[Path]:
@@ -119,7 +119,7 @@ class RunFolder:
         return self.spec().model_dump(mode="json") if client_files.is_old(data) else data
 
     def local_status(self) -> Status:
-        """The status of a run on this machine; if its owner died, that is found out and written down as failed."""
+        """The status of a run on this machine; a run whose owner has died is recorded as failed."""
         status = self.read_status()
         return status if not status.is_live or self._has_owner(status) else self._mark_dead()
 
@@ -196,7 +196,7 @@ class RunFolder:
         self._lock = again
 
     def move_to(self, path: Path) -> None:
-        """Follows the folder to where it was moved."""
+        """Sets the path of the folder after it was moved."""
         self.path = path
         if self.ways is not CALLS:
             self.ways = commands(shlex.quote(str(path)))
@@ -209,7 +209,7 @@ class RunFolder:
             self.path.rmdir()
 
     def is_left(self, silent: Status | None) -> bool:
-        """Whether no process owns it; if its owner has died, that is written down.
+        """Whether no process owns it; a run whose owner has died is recorded as failed.
 
         An owner on another machine counts as alive while its status changes: `silent` is a status that has not changed
         for long enough, by the caller's clock.
@@ -320,7 +320,7 @@ class RunFolder:
         return False
 
     def _mark_dead(self) -> Status:
-        """Writes the status that a dead owner has left, unless another process took over meanwhile."""
+        """Records the death of the owner, unless another process took over meanwhile."""
         try:
             descriptor = locks.acquire(self.path)
         except StorageError:
@@ -381,7 +381,7 @@ class Store:
         """Every experiment, by name."""
         if not self.path.is_dir():
             return []
-        # A hidden folder is one whose deletion goes on or was interrupted.
+        # A hidden folder is being deleted, or its deletion was interrupted.
         entries = [entry for entry in sorted(self.path.iterdir()) if entry.is_dir() and entry.name[0] != "."]
         return [folder for folder in map(RunFolder, entries) if folder.exists]
 
