@@ -44,7 +44,8 @@ def shards_for(num_envs: int, cores: int | None = None) -> int:
 
 
 def let_threads_compute(count: int) -> None:
-    """Before JAX is set up: `count` threads will call compiled programs at once, and share XLA's worker threads."""
+    """Limits XLA's worker threads for `count` threads that call compiled programs at once; called before JAX is set
+    up."""
     limit_xla_threads(max(1, min(count, available_cores())))
 
 

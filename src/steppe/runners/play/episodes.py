@@ -1,4 +1,4 @@
-"""Episodes of a policy in environments of its own, beside any training."""
+"""Plays episodes with a policy in separate environments."""
 
 from __future__ import annotations
 

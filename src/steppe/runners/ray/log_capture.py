@@ -1,4 +1,4 @@
-"""Captures what a worker logs and prints, for the driver: a run has one log."""
+"""Captures the log and output of a worker for the run's log, which the driver writes."""
 
 from __future__ import annotations
 

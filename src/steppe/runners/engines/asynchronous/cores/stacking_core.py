@@ -47,7 +47,7 @@ class StackingCore(AgentCore):
         self._start(from_arrays(begin(self.agent, keys.make(seed), pretrains=False), arrays))
 
     def snapshot(self) -> dict[str, np.ndarray]:
-        """The agent."""
+        """The agent's state."""
         return to_arrays(self._learner)
 
     @property

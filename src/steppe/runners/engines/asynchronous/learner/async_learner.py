@@ -54,12 +54,12 @@ NOT_HERE = {
     "cluster": _STARTS_NOBODY,
     "kubernetes": _STARTS_NOBODY,
 }
-"""Fields that only have a meaning if Steppe starts the workers -> why, and the way out."""
+"""Fields that only have a meaning if Steppe starts the workers -> the reason and the alternative."""
 NOT_HERE_EITHER = {
     "address": "where it listens is its own argument; write AsyncLearner(..., address=...)",
     "reconnect": "each worker says for how long it looks for its learner; write AsyncWorker(..., reconnect=...)",
 }
-"""The same for fields of `asynchronous`."""
+"""The same for the fields of `asynchronous`."""
 WAIT_SECONDS = 0.2
 """How often a learner without workers checks whether it should stop."""
 

@@ -47,7 +47,7 @@ class Task:
     """For how many seconds the learner may leave a batch without an answer."""
 
     def to_json(self) -> dict[str, Any]:
-        """For the wire."""
+        """The task as JSON."""
         return asdict(self)
 
     @classmethod

@@ -123,7 +123,7 @@ class LearnerConnection:
 
     @property
     def address(self) -> str:
-        """The learner's."""
+        """The learner's address."""
         return self._learner.address
 
     def join(self) -> Welcome:
@@ -138,7 +138,7 @@ class LearnerConnection:
             seconds = ANSWER_SECONDS + self._patience
             try:
                 answer = self._ask(message, seconds)
-                # It does something else, such as an evaluation, and says so now and then.
+                # The learner is busy, for example with an evaluation, and reports that now and then.
                 while answer["op"] == "wait":
                     answer = self._receive(seconds)
                 return answer
