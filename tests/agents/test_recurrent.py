@@ -187,7 +187,7 @@ def test_sequences_cut_in_two_give_the_outputs_of_the_whole(played):
     )[0]
     middle = {name: leaf[3] for name, leaf in one.trajectory.internals.items()}
     is_first = batch.is_first.T[3:].copy()
-    is_first[0] = False  # the runner has reset what is remembered already
+    is_first[0] = False  # the runner has reset the state already
     rest = agent.network.unroll(policy, one.observations[3:], middle, is_first)[0]
     np.testing.assert_allclose(rest, whole[3:], rtol=1e-4, atol=1e-5)
 
