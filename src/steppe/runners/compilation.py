@@ -28,7 +28,7 @@ ENVS_PER_SHARD = 256
 
 
 def cache_folder() -> Path:
-    """Where compiled programs are kept: $STEPPE_CACHE, or the user's cache folder."""
+    """The folder of compiled programs: $STEPPE_CACHE, or the user's cache folder."""
     if given := os.environ.get("STEPPE_CACHE"):
         return Path(given)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "steppe" / "compiled"

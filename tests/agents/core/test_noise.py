@@ -73,7 +73,7 @@ def test_drifting_noise_has_the_statistics_of_its_process(make_agent, agent):
 
 @pytest.mark.parametrize(("theta", "sigma"), [(0.05, 0.3), (0.3, 0.5)])
 def test_an_agent_that_draws_its_actions_may_draw_them_with_drifting_noise(make_agent, theta, sigma):
-    """tanh(mean + deviation x), where x is the process instead of independent normal numbers."""
+    """tanh(mean + deviation x), in which x is the process instead of independent normal numbers."""
     exploration = {"type": "ornstein_uhlenbeck", "theta": theta, "sigma": sigma}
     agent = make_agent("sac", BOUNDED, drifting_noise=exploration, learning_starts=0)
     assert agent.initial_internals((3,))["drift"].shape == (3, 2)

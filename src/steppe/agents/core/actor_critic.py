@@ -41,7 +41,7 @@ class ActorCriticSettings(OptimizerSettings):
     value_coefficient: NonNegative = 0.5
     """The weight of the value error in the loss."""
     entropy_coefficient: NonNegative = 0.0
-    """The weight of the entropy bonus that keeps the policy exploring; also spelled entropy_regularization."""
+    """The weight of the entropy bonus, which favours exploration; also spelled entropy_regularization."""
     normalize_advantages: Flag = True
     """Whether advantages are shifted and scaled to mean 0 and variance 1 in each minibatch."""
     share_network: Flag | None = None

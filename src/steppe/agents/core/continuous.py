@@ -86,7 +86,7 @@ class ActorAndCritics(OffPolicy[S], Generic[S]):
         return dense_layers(observation)
 
     def draw_params(self, rng: np.random.Generator | None) -> dict[str, Any]:
-        """A small last layer makes the first actions nearly zero."""
+        """Draws the parameters; a small last layer makes the first actions nearly zero."""
         outputs = heads.outputs_size(self.kind, self.context.action)
         params: dict[str, Any] = {
             "actor": {
@@ -108,7 +108,7 @@ class ActorAndCritics(OffPolicy[S], Generic[S]):
         return self.act_on(self.layout.split(actor_params.params), observations), internals
 
     def exploration(self, timestep: Any, xp: Any) -> dict[str, Any]:
-        """Uniformly random actions until learning starts."""
+        """An epsilon of 1, for uniformly random actions, until learning starts."""
         return {"epsilon": xp.where(timestep < self.settings.learning_starts, 1.0, 0.0)}
 
     def act_on(self, params: dict[str, Any], observations: Array) -> Array:

@@ -92,7 +92,8 @@ class PolicyAndValue(Agent[S], Generic[S]):
             )
 
     def init(self, key: Array) -> TrainState:
-        """Orthogonal weights; a small last layer makes the first policy nearly uniform."""
+        """The initial state: orthogonal weights, with a small last layer, so that the first policy is nearly
+        uniform."""
         params = self.layout.join(self._draw_params(host_generator(key)))
         return fresh_state(self, params, params[:0], key)
 

@@ -22,7 +22,7 @@ class EpisodeRules(NamedTuple):
 
 
 class PlayedEpisode(NamedTuple):
-    """A whole episode."""
+    """The outcome of one complete episode."""
 
     score: float
     """The sum of its rewards, before any clipping."""

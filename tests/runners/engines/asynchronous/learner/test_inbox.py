@@ -1,4 +1,4 @@
-"""The queue before the learner is bounded, fair, and counts what it drops."""
+"""The queue before the learner is bounded and fair, and counts dropped batches."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class ReplayCore(AgentCore):
         self._changes_memory = bool(agent.memory.prioritized)
 
     def begin(self, seed: int) -> None:
-        """Fresh parameters and an empty memory."""
+        """Starts with fresh parameters and an empty memory."""
         self._start(begin(self.agent, keys.make(seed)))
 
     def restore(self, arrays: dict[str, np.ndarray], seed: int) -> None:
@@ -157,7 +157,7 @@ class ReplayCore(AgentCore):
     def _updated(
         self, changing: tuple[Any, ...], constant: Any, numbers: Any, count: Array
     ) -> tuple[tuple[Any, ...], Array]:
-        """Takes `count` updates; returns what they change, and the means of their metrics.
+        """Takes `count` updates; returns the changed state, and the means of their metrics.
 
         A uniform memory does not change: it is passed separately, so that it is neither copied nor returned.
         """

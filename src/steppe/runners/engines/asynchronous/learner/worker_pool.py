@@ -109,7 +109,7 @@ class ManagedPool:
         self._has_warned = False
 
     def _configuration(self) -> dict[str, Any]:
-        """What all workers must know to make their environments and to trust the learner."""
+        """The configuration of all workers, to make their environments and to trust the learner."""
         certificate = self._spec.asynchronous.tls_cert
         return {
             "certificate": None if certificate is None else Path(certificate).read_text(),

@@ -15,7 +15,7 @@ LONGEST_EPISODE = 1024
 
 @dataclass(frozen=True)
 class Task:
-    """How a worker acts, what it sends, and how much at once."""
+    """How a worker acts, and the contents and sizes of its batches."""
 
     policy: dict[str, Any] | None = None
     """The policy to act with (`PolicyDescription.to_json`); None if workers have their own."""

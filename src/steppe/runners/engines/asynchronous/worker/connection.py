@@ -64,7 +64,7 @@ class TaskChanged(Exception):
 
 @dataclass(frozen=True)
 class LearnerAddress:
-    """Where the learner is, and a worker's credentials."""
+    """The learner's address, and a worker's credentials."""
 
     address: str
     token: str | None = None
@@ -312,7 +312,7 @@ class ClientChannel(Channel):
 
     def is_ready(self) -> bool:
         """Whether data, or the end of the connection, has arrived."""
-        # `poll` does not see what an encrypted socket has already read.
+        # `poll` does not notice data that an encrypted socket has already read.
         is_pending = getattr(self._sock, "pending", lambda: 0)
         return bool(self._kept or is_pending() or self._poll.poll(0))
 
