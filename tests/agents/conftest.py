@@ -1,4 +1,4 @@
-"""Agents for tiny problems, and their networks once more in plain NumPy with float64."""
+"""Agents for tiny problems, and reference networks in plain NumPy with float64."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TANH_4 = NetworkSpec([{"type": "dense", "size": 4, "activation": "tanh"}])
 
 @pytest.fixture(scope="module", autouse=True)
 def _jax_as_in_training():
-    """Set up as in training, but compiled in a third of the time: these programs are tiny and run once or twice."""
+    """JAX set up as in training, but with few optimisations: these programs are tiny and run once or twice."""
     prepare_jax()
     jax.config.update("jax_disable_most_optimizations", True)
     with pytest.MonkeyPatch.context() as patch:
@@ -36,7 +36,7 @@ def _jax_as_in_training():
 
 @pytest.fixture(scope="session")
 def make_agent():
-    """make_agent("ppo", action_space, observation=..., num_envs=..., clip=..., ...): other words are settings."""
+    """make_agent("ppo", action_space, observation=..., num_envs=..., clip=..., ...): other keywords are settings."""
 
     def make(type, space, /, observation=Box((3,)), network=TANH_4, num_envs=2, context=(), **settings):  # noqa: B008
         described = AgentContext(
@@ -49,7 +49,7 @@ def make_agent():
 
 @pytest.fixture(scope="session")
 def checked():
-    """checked("ppo", clip=..., ...): the settings as a user's file gives them, or the sentence that the user sees."""
+    """checked("ppo", clip=..., ...): the settings from a user's file, or the text of the user's error."""
 
     def check(type, **settings):
         spec = read_agent({"type": type, **settings})
@@ -60,7 +60,7 @@ def checked():
 
 @pytest.fixture(scope="session")
 def notices_of(checked):
-    """notices_of("ppo", clip=..., ...): what a user is told of an agent's file."""
+    """notices_of("ppo", clip=..., ...): the notices about an agent's file."""
 
     def told(type, **settings):
         translation = translate_agent({"type": type, **settings})
@@ -71,13 +71,13 @@ def notices_of(checked):
 
 @pytest.fixture(scope="session")
 def shaken():
-    """A fresh state whose parameters are all away from zero, so that a forgotten bias shows."""
+    """A fresh state without parameters near zero, so that a missing bias is noticed."""
 
     def shake(agent, seed=0, size=0.4):
         state = agent.init(jax.random.key(seed))
         noise = np.random.default_rng(seed).standard_normal((2, *state.params.shape)).astype(np.float32)
         state = state._replace(params=state.params + size * noise[0])
-        # A target network that disagrees with the online one, where there is any.
+        # The target network, if there is one, differs from the online network.
         target = state.params + 1.5 * size * noise[1] if state.target.size else state.target
         return state._replace(target=target)
 
@@ -86,7 +86,7 @@ def shaken():
 
 @pytest.fixture(scope="session")
 def random_batch():
-    """A minibatch of policy-gradient agents: actions of a space, everything else noise."""
+    """A minibatch of policy-gradient agents with random actions of a space and random values."""
 
     def draw(space, seed=0, size=16):
         rng = np.random.default_rng(seed)
@@ -94,7 +94,7 @@ def random_batch():
             observations=rng.normal(size=(size, 3)).astype(np.float32),
             actions=_random_actions(space, rng, size),
             outputs=np.zeros((size, 1), np.float32),
-            # Spread widely, so that ratios fall on both sides of a clip.
+            # A wide spread, so that ratios fall on both sides of the clip.
             log_probs=rng.normal(-1.5, 0.5, size).astype(np.float32),
             advantages=rng.normal(0.5, 2.0, size).astype(np.float32),
             returns=rng.normal(size=size).astype(np.float32),
@@ -107,7 +107,7 @@ def random_batch():
 
 @pytest.fixture(scope="session")
 def random_transitions():
-    """A batch as a memory gives it: full n-step windows, windows cut by a truncation, and terminated episodes."""
+    """A batch of a memory: full n-step windows, windows cut by a truncation, and terminated episodes."""
 
     def draw(space, seed=0, size=12):
         rng = np.random.default_rng(seed)
@@ -126,7 +126,8 @@ def random_transitions():
 
 @pytest.fixture(scope="session")
 def random_trajectory():
-    """[T, N, ...] of noise for an agent, with what its networks really put out and remembered (or `outputs`)."""
+    """A random trajectory [T, N, ...], with the real outputs and recurrent states of the agent's networks (or
+    `outputs`)."""
 
     def draw(agent, state=None, seed=1, outputs=None, ended=0.2):
         rng = np.random.default_rng(seed)
@@ -135,7 +136,7 @@ def random_trajectory():
         if outputs is None:
             outputs = agent.outputs(agent.actor_params(state), observations.reshape(-1, 3), {})[0]
         terminated, truncated = rng.random((2, *lead)) < ended
-        # Where no episode ends, what follows is what is seen next.
+        # Within an episode the successor is the next observation.
         goes_on = ~(terminated | truncated)[:-1, :, None]
         next_observations[:-1] = np.where(goes_on, observations[1:], next_observations[:-1])
         return Trajectory(

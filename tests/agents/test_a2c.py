@@ -1,4 +1,4 @@
-"""Advantage actor-critic is the vanilla policy gradient with the paper's settings."""
+"""a2c is vpg with the settings of its paper."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every agent must do when it acts and is exported, in every space it allows: one suite for all of them."""
+"""One suite for all agents, on acting and export, in every space that they allow."""
 
 from __future__ import annotations
 
@@ -135,10 +135,10 @@ def test_greedy_actions_are_those_of_the_exported_policy(bench):
     assert policy.description.agent == agent.type
     assert policy.description.timestep == 7
     if agent.always_draws:
-        # A random policy stays random when it is asked for its best action.
+        # The random agent has no best action.
         assert policy.act(observations).shape == (SAMPLES, *bench.action.shape)
         return
-    # Noise in the parameters, which an agent explores with, is no part of its policy.
+    # A policy does not contain the noise in the parameters that explores.
     actor_params = agent.actor_params(bench.state)._replace(params=bench.state.params)
     internals = jax.tree.map(np.asarray, agent.initial_internals((SAMPLES,)))
     noise = agent.draw_noise(jax.random.key(3), (SAMPLES,))
@@ -149,7 +149,7 @@ def test_greedy_actions_are_those_of_the_exported_policy(bench):
     if agent.type in LEARNERS:
         own, _ = policy.outputs_after(observations, policy.initial_state((SAMPLES,)))
         np.testing.assert_allclose(own, outputs, rtol=1e-4, atol=1e-4)
-        # The comparison would say little if every observation were alike.
+        # Equal observations would make the comparison weak.
         assert len(np.unique(outputs, axis=0)) > 1
 
 

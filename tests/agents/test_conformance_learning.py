@@ -1,4 +1,4 @@
-"""What every update must do, once for each algorithm, each kind of network and each kind of action."""
+"""One suite for the updates of every algorithm, kind of network and kind of action."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ def test_the_page_about_run_folders_tells_of_every_metric(learner):
 
 
 def test_every_parameter_can_move(learner):
-    """Some at the first update, all of them (but those that the batch leaves alone) within a few."""
+    """Some move at the first update, and within a few updates all whose gradient is not always zero."""
     state = learner.state
     for _ in range(3):
         state, _ = learner.update(state, learner.experience)
     still = np.asarray(state.params) == np.asarray(learner.state.params)
     names = learner.agent.layout.named(still)
-    # A head's bias, which no observation can switch off, moves in every network that learns at all.
+    # The bias of a head always has a gradient, whatever the observation.
     for name, unmoved in names.items():
         if name.endswith("bias") and "head" in name and "temperature" not in name:
             assert not np.all(unmoved), name

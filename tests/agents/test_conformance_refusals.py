@@ -1,4 +1,4 @@
-"""What every agent refuses: spaces, networks and settings that it cannot learn with."""
+"""Agents refuse spaces, networks and settings that they cannot learn with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Deep deterministic policy gradient and its twin against NumPy: losses, gradients, smoothing and delay."""
+"""ddpg and td3 against NumPy: losses, gradients, smoothing and delay."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Networks:
 
 
 def loss_in_numpy(in_numpy, agent, vector, state, batch, noise=0.0):
-    """(the critics' loss, the actor's, errors of the first critic): the actor climbs critics that stand still."""
+    """(the critics' loss, the actor's loss with fixed critics, errors of the first critic)."""
     moving, frozen = Networks(in_numpy, agent, vector), Networks(in_numpy, agent, state.params)
     target = Networks(in_numpy, agent, state.target)
     next_actions = np.clip(target.act(batch.next_observations) + noise, -1.0, 1.0)
@@ -87,7 +87,7 @@ def test_the_losses_of_td3_are_those_of_the_paper_for_any_batch(
     noise = np.clip(0.3 * drawn, -0.4, 0.4)
     metrics = metrics_of(state, batch)
     critic_loss, actor_loss, errors = loss_in_numpy(in_numpy, agent, params, state, batch, noise)
-    # Every second update is the actor's too.
+    # The actor moves in every second update.
     actor_loss = actor_loss if updates % 2 else 0.0
     assert metrics["critic_loss"].item() == pytest.approx(critic_loss, rel=1e-3, abs=1e-4)
     assert metrics["actor_loss"].item() == pytest.approx(actor_loss, rel=1e-3, abs=1e-4)
@@ -114,10 +114,10 @@ def test_target_actions_are_smoothed_by_clipped_noise(make_agent, shaken, random
     actions = target.act(batch.next_observations)
     actions = np.clip(actions + np.clip(rng.normal(0.0, 0.6, actions.shape), -0.4, 0.4), -1.0, 1.0)
     expected = np.min([target.value(index, batch.next_observations, actions) for index in range(2)], 0)
-    # Rounded, because clipped noise gives the same few values again and again.
+    # Rounded, because clipped noise repeats the same few values.
     assert stats.ks_2samp(following.round(4), expected.round(4)).pvalue > 0.01
     assert following.std() > 0.01
-    # Other noise for each update.
+    # Each update draws new noise.
     later = jax.jit(agent.next_values)(state._replace(updates=np.int32(1)), batch)
     assert abs(np.corrcoef(following, later)[0, 1]) < 0.1
 
@@ -175,7 +175,7 @@ def test_what_the_actors_optimiser_remembers_waits_too(delayed):
 
 
 def test_each_step_of_the_actor_is_one_of_adam(make_agent, shaken):
-    """The first step of Adam is as long as its learning rate, however often the critics stepped before."""
+    """The length of Adam's first step is its learning rate, whatever the number of earlier steps of the critics."""
     agent = make_agent("td3", BOUNDED, policy_delay=4, learning_rate=1e-3, critic_learning_rate=1e-3)
     state = shaken(agent)
     gradients = np.random.default_rng(0).normal(size=state.params.shape).astype(np.float32)

@@ -28,7 +28,7 @@ quickly = settings(deadline=None, max_examples=40, derandomize=True)
 
 @pytest.fixture(scope="module")
 def families():
-    """Each family with its methods as programs, which all examples share: their shapes are the same."""
+    """Each distribution with compiled methods, which all examples share, since their shapes are equal."""
     made = {name: distribution_for(space, "ppo", word) for name, (space, word) in FAMILIES.items()}
     methods = ("log_prob", "entropy", "kl")
     return {name: {method: jax.jit(getattr(each, method)) for method in methods} for name, each in made.items()}
@@ -52,7 +52,7 @@ def softmaxes(logits, nvec):
 
 
 def check_divergence(family, old, new, expected, log_stds=(None, None), **tolerance):
-    """Of the new from the old; of none from itself."""
+    """Checks KL(old || new), and that KL(old || old) is zero."""
     np.testing.assert_allclose(family["kl"](old, log_stds[0], new, log_stds[1]), expected, **(TOLERANCE | tolerance))
     np.testing.assert_allclose(family["kl"](old, log_stds[0], old, log_stds[0]), np.zeros(ROWS), atol=1e-5)
 
@@ -90,7 +90,7 @@ def test_yes_or_no(families, old, new, actions):
 @given(old=rows(2, 3), new=rows(2, 3), spreads=st.tuples(rows(2, 1.5), rows(2, 1.5)), actions=rows(2, 3))
 def test_numbers_without_bounds(families, old, new, spreads, actions):
     family = families["gaussian"]
-    # The spreads are parameters of their own, the same for all rows.
+    # `log_std` is a separate parameter, the same for all rows.
     log_std, later = spreads[0][0], spreads[1][0]
     normal, other = (
         stats.norm(mean.astype(np.float64), np.exp(each.astype(np.float64)))
@@ -99,7 +99,7 @@ def test_numbers_without_bounds(families, old, new, spreads, actions):
     expected = normal.logpdf(actions.astype(np.float64)).sum(-1)
     np.testing.assert_allclose(family["log_prob"](old, log_std, actions), expected, **TOLERANCE)
     np.testing.assert_allclose(family["entropy"](old, log_std), normal.entropy().sum(-1), **TOLERANCE)
-    # The difference of two log-densities is a square, of which three points give the mean exactly (Gauss-Hermite).
+    # The difference of two log-densities is quadratic, so three points give its mean exactly (Gauss-Hermite).
     points, weights = np.polynomial.hermite_e.hermegauss(3)
     places = old + np.exp(log_std.astype(np.float64)) * points[:, None, None]
     differences = normal.logpdf(places) - other.logpdf(places)

@@ -20,7 +20,7 @@ SIZE = 12
 
 @pytest.fixture
 def make_dqfd(make_agent, tmp_path):
-    """make_dqfd(action_space, observation=..., ...): with demonstrations made up for it."""
+    """make_dqfd(action_space, observation=..., ...): an agent with random demonstrations."""
 
     def make(action=FOUR, observation=Box((3,)), shown=None, **settings):  # noqa: B008
         shown = made_up(observation, action) if shown is None else shown
@@ -32,7 +32,7 @@ def make_dqfd(make_agent, tmp_path):
 
 
 def batch_of(random_transitions, action, single=True, demonstrated=True, seed=0):
-    """n-step transitions, what each timestep alone led to, and which of them were demonstrated."""
+    """A batch of n-step transitions with 1-step results and the mask of demonstrations."""
     rng, batch = np.random.default_rng(seed + 5), random_transitions(action, seed, SIZE)
     following = Following(
         rewards=rng.normal(0.0, 2.0, SIZE).astype(np.float32),

@@ -19,7 +19,7 @@ from steppe.specs.learning.network import NetworkSpec
 from steppe.specs.spaces import Discrete, MultiDiscrete
 
 FOUR, SEVERAL = Discrete(4), MultiDiscrete((2, 3))
-# Each pair of words together at least once: double, dueling, quantiles, choices, huber.
+# Each pair of these options is together at least once: double, dueling, quantiles, choices, huber.
 VARIANTS = [
     (double, dueling, quantiles, space, huber)
     for (double, dueling, quantiles, space), huber in zip(
@@ -41,7 +41,7 @@ def choices_of(space):
 
 
 def q_values(in_numpy, agent, vector, observations):
-    """One [B, options, quantiles] for each choice."""
+    """One array [B, options, quantiles] for each choice."""
     tensors, quantiles = in_numpy.tensors(agent, vector), agent.settings.quantiles
     features = in_numpy.torso(tensors, "", observations)
     ends = np.cumsum(choices_of(agent.context.action))[:-1]
@@ -76,7 +76,7 @@ def quantile_huber(taken, targets, huber):
 
 
 def losses_in_numpy(in_numpy, agent, vector, state, batch):
-    """(loss, size of each transition's error)."""
+    """(loss, absolute error of each transition)."""
     said = agent.settings
     estimates = q_values(in_numpy, agent, vector, batch.observations)
     following = q_values(in_numpy, agent, state.target, batch.next_observations)
@@ -144,7 +144,7 @@ def test_the_quantile_loss_is_its_double_sum(seed, shape, spread):
 
 
 def test_quantiles_are_learned_of_what_may_come():
-    """Without Huber's bend, the loss is smallest where the estimates are the samples' quantiles."""
+    """Without the Huber loss, the minimum is at the quantiles of the samples."""
     samples = np.random.default_rng(0).gamma(2.0, 1.0, 400).astype(np.float32)
 
     @jax.jit
@@ -176,7 +176,7 @@ def test_nothing_flows_into_the_targets(make_agent, shaken, random_transitions):
     state, batch = shaken(agent), random_transitions(FOUR)
 
     def total(params):
-        # As an optimiser that searches sees it: the same parameters on both sides.
+        # The same parameters in both networks, as in a line search.
         return agent.targets(state._replace(params=params), batch).sum()
 
     np.testing.assert_array_equal(jax.grad(total)(jnp.asarray(state.params)), 0.0)
@@ -215,7 +215,7 @@ def test_explored_actions_are_uniform_and_as_many_as_the_schedule_says(make_agen
     actions, _ = agent.choose(np.broadcast_to(values, (20_000, len(values))), noise, timestep, {}, 0.0, np)
     counts = choices_of(space)
     best = [np.argmax(part) for part in np.split(values, np.cumsum(counts)[:-1])]
-    # All choices of a timestep explore together, or none does.
+    # Either all choices of a timestep are random or none.
     joint = np.full(counts, epsilon / np.prod(counts))
     joint[tuple(best)] += 1 - epsilon
     places = np.ravel_multi_index(np.atleast_2d(actions.T), counts)
@@ -262,7 +262,7 @@ def test_rainbow_is_all_of_it_at_once(make_agent, shaken, random_transitions):
     after, metrics = jax.jit(agent.update)(shaken(agent), random_transitions(FOUR))
     assert np.all(np.isfinite(after.params))
     assert metrics["priorities"].shape == (12,)
-    # Noise in the parameters explores in the place of random actions.
+    # Noise in the parameters replaces random actions.
     assert agent.exploration(0, np)["epsilon"] == 0.0
 
 

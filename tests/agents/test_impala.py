@@ -1,4 +1,4 @@
-"""IMPALA: V-trace targets from what an older policy did."""
+"""IMPALA: V-trace targets for the actions of an older policy."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def log_probs_of(in_numpy, agent, vector, outputs, actions):
 
 
 def targets_by_definition(trajectory, values, next_values, ratios, discount, trace, clip):
-    """Equation 1 for every timestep, and the advantages that follow from it."""
+    """Equation 1 for every timestep, and the advantages derived from it."""
     rho, c = np.minimum(clip, ratios), trace * np.minimum(1.0, ratios)
     ended = trajectory.terminated | trajectory.truncated
     targets, advantages = values.copy(), np.zeros_like(values)
@@ -48,7 +48,7 @@ def targets_by_definition(trajectory, values, next_values, ratios, discount, tra
 def test_targets_and_gradient_correct_for_the_older_policy(make_agent, shaken, random_trajectory, in_numpy, space):
     agent = make_agent("impala", space, horizon=6, ratio_clip=1.3, gae_lambda=0.9, entropy_coefficient=0.0)
     state = shaken(agent)
-    # The spread of Gaussian actions is not in what was put out when acting, so it is the same in both policies here.
+    # `log_std` is not part of the outputs of acting, so it is the same in both policies here.
     acted = shaken(agent, seed=4).params
     if isinstance(space, Box):
         start = agent.layout.names.index("policy/head/log_std")

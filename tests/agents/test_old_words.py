@@ -1,4 +1,4 @@
-"""TensorForce's words in settings: each is understood or explained, and none is silently ignored."""
+"""TensorForce's settings are translated or refused with a reason; none is silently ignored."""
 
 from __future__ import annotations
 
@@ -341,7 +341,7 @@ def test_an_old_word_that_asks_for_something_is_explained(checked, notices_of, a
     value, reason = EXPLAINED[word]
     with pytest.raises(SpecError, match=rf'"{word}(\.\w+)?" has no meaning here: {reason}'):
         checked(agent, **{word: value})
-    # TensorForce wrote null for what was not there.
+    # In TensorForce null means that a part is missing.
     assert checked(agent, **{word: None}) == checked(agent)
     assert notices_of(agent, **{word: None}) == ()
 

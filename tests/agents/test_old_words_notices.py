@@ -1,4 +1,4 @@
-"""What is understood otherwise than it was written is told in one line, and nothing else is."""
+"""Notices name the settings of TensorForce that have another meaning, and no others."""
 
 from __future__ import annotations
 

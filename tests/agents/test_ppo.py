@@ -140,7 +140,7 @@ def test_the_loss_of_any_batch_is_that_of_the_paper(learners, random_batch, in_n
     params = np.random.default_rng(seed).normal(0.0, size, state.params.shape).astype(np.float32)
     metrics = metrics_of(state._replace(params=params), batch)
     expected = loss_in_numpy(in_numpy, agent, params, batch)
-    # A ratio at the very edge of the clip counts on either side of it.
+    # A ratio at the edge of the clip may count as inside or outside.
     for word in set(expected) - {"clip_fraction"}:
         assert metrics[word].item() == pytest.approx(expected[word], rel=1e-3, abs=1e-4), word
 
@@ -208,10 +208,10 @@ def test_one_epoch_of_one_minibatch_is_one_plain_gradient_step(make_agent, shake
     slope = in_numpy.slope(lambda vector: loss_in_numpy(in_numpy, agent, vector, batch)["loss"], state.params)
     np.testing.assert_allclose(after.params, state.params - 3e-4 * slope, rtol=1e-5, atol=1e-6)
     assert jax.random.key_data(after.key).tolist() != jax.random.key_data(state.key).tolist()
-    # The policy that learns is still the one that acted: all ratios are 1.
+    # The learning policy is still the one that acted: all ratios are 1.
     assert metrics["approximate_kl"].item() == pytest.approx(0.0, abs=1e-6)
     assert metrics["clip_fraction"].item() == 0.0
-    # What was observed is noted only afterwards, for the same reason.
+    # For the same reason the observation statistics are updated only afterwards.
     seen = trajectory.observations.reshape(-1, 3)
     np.testing.assert_allclose(after.observations.mean, seen.mean(0), rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(after.observations.variance, seen.var(0), rtol=1e-4)
@@ -302,7 +302,7 @@ def test_a_trajectory_is_cut_into_at_most_16_minibatches_by_itself(make_agent, n
 
 
 def test_steps_on_random_parts_take_the_place_of_epochs(make_agent):
-    """TensorForce's way: optimization_steps steps, each on subsampling_fraction of the timesteps."""
+    """optimization_steps steps, each on a subsampling_fraction of the timesteps, as in TensorForce."""
     settings = {"optimization_steps": 5, "subsampling_fraction": 0.25, "optimizer": "gradient_descent"}
     agent = make_agent("ppo", Discrete(3), horizon=6, normalize_advantages=False, **settings)
     assert agent.updates_per_rollout == 5
@@ -344,7 +344,7 @@ def test_shuffled_rows_differ_from_each_other_and_from_key_to_key():
     first, second = (np.asarray(shuffled(jax.random.key(seed), 4, 100)) for seed in (0, 1))
     rows = [*first, *second]
     assert len({row.tobytes() for row in rows}) == 8
-    # Two independent orders of 100 agree in one place on average.
+    # Two independent orders of 100 numbers agree at one position on average.
     assert max(np.sum(a == b) for i, a in enumerate(rows) for b in rows[:i]) < 10
     np.testing.assert_array_equal(first, shuffled(jax.random.key(0), 4, 100))
 

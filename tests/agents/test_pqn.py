@@ -15,7 +15,7 @@ SPACES = {"single": Discrete(4), "multi": MultiDiscrete((2, 3))}
 
 
 def values_of(in_numpy, agent, vector, observations):
-    """One [..., options] for each choice."""
+    """One array [..., options] for each choice."""
     tensors = in_numpy.tensors(agent, vector)
     features = in_numpy.torso(tensors, "", observations)
     space = agent.context.action
@@ -28,7 +28,7 @@ def values_of(in_numpy, agent, vector, observations):
 
 
 def returns_by_recursion(trajectory, best, discount, trace_lambda):
-    """R_t = r + discount ((1 - lambda) max Q + lambda R_t+1), cut where an episode or the trajectory ends."""
+    """R_t = r + discount ((1 - lambda) max Q + lambda R_t+1), cut at the end of an episode or of the trajectory."""
     returns = np.zeros(best.shape)
     for n in range(best.shape[1]):
         for t in reversed(range(len(best))):

@@ -1,4 +1,4 @@
-"""Policy gradients through time: what is remembered is carried, reset where episodes end, and differentiated."""
+"""Recurrent policies: the state is carried, reset at the ends of episodes, and differentiated through time."""
 
 from __future__ import annotations
 
@@ -57,13 +57,13 @@ def unrolled(kind, tensors, prefix, observations, state, ended=ENDED):
 
 
 def start(kind, seed=5):
-    """What is remembered from before the first timestep, [N, 3] each: the rollout begins within an episode."""
+    """The state before the first timestep, [N, 3] each: the rollout begins within an episode."""
     rng = np.random.default_rng(seed)
     return tuple(rng.normal(0.0, 0.5, (N, 3)) for _ in range(2 if kind == "lstm" else 1))
 
 
 def internals_of(kind, policy, value):
-    """As the agent names them; each is a list over time of tuples."""
+    """States by the agent's names, from lists over time of tuples."""
     parts = ("hidden", "cell") if kind == "lstm" else ("hidden",)
     named = {}
     for prefix, states in (("", policy), ("value/", value)):
@@ -74,7 +74,7 @@ def internals_of(kind, policy, value):
 
 
 class Played:
-    """A rollout of a policy with a memory, worked out by hand; the middle of some episodes, the whole of others."""
+    """A rollout of a recurrent policy, computed in NumPy; it has parts of some episodes and the whole of others."""
 
     def __init__(self, agent, state, kind, in_numpy, seed=2):
         rng = np.random.default_rng(seed)
@@ -85,7 +85,7 @@ class Played:
         self.outputs = in_numpy.dense(self.tensors, "policy/head", features)
         features, value_before, value_after = unrolled(kind, self.tensors, "value/", self.observations, start(kind, 6))
         self.values = in_numpy.dense(self.tensors, "value/head", features)[..., 0]
-        # What follows is valued with what is remembered after the timestep, also where the episode was then cut.
+        # Successors are valued with the state after the timestep, even if the episode was truncated there.
         following = [
             cell(kind, self.tensors, f"value/torso/0_{kind}", seen, state)[0]
             for seen, state in zip(self.following, value_after, strict=True)
@@ -142,7 +142,7 @@ def test_successors_are_valued_with_what_was_remembered_of_their_episode(played,
     expected = in_numpy.advantages(one.trajectory, one.values, one.next_values, 0.99, 0.9)
     np.testing.assert_allclose(batch.advantages, expected.T, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(batch.returns, (expected + one.values).T, rtol=1e-4, atol=1e-5)
-    # Sequences, one for each environment, with what was remembered before their first timestep.
+    # One sequence for each environment, with the state before its first timestep.
     np.testing.assert_array_equal(batch.observations, np.swapaxes(one.observations, 0, 1))
     np.testing.assert_array_equal(batch.is_first[:, 1:], ENDED.T[:, :-1])
     assert not np.any(batch.is_first[:, 0])
@@ -151,7 +151,7 @@ def test_successors_are_valued_with_what_was_remembered_of_their_episode(played,
 
 
 def loss_in_numpy(in_numpy, agent, kind, vector, one, batch):
-    """The policy gradient's loss, unrolled from what was remembered at the start of the rollout."""
+    """The policy gradient's loss, unrolled from the state at the start of the rollout."""
     settings = agent.settings
     tensors = in_numpy.tensors(agent, vector)
     features, _, _ = unrolled(kind, tensors, "policy/", one.observations, start(kind))
@@ -178,7 +178,7 @@ def test_the_gradient_goes_through_time_and_stops_where_an_episode_begins(played
 
 
 def test_sequences_cut_in_two_give_the_outputs_of_the_whole(played):
-    """A rollout that begins in the middle of an episode goes on from what the last one remembered."""
+    """A rollout that begins within an episode continues from the last state of the previous one."""
     agent, state, one, _ = played
     batch = jax.tree.map(np.asarray, jax.jit(agent.prepare)(state, one.trajectory))
     policy = agent.layout.split(state.params)["policy"]["torso"]
@@ -187,7 +187,7 @@ def test_sequences_cut_in_two_give_the_outputs_of_the_whole(played):
     )[0]
     middle = {name: leaf[3] for name, leaf in one.trajectory.internals.items()}
     is_first = batch.is_first.T[3:].copy()
-    is_first[0] = False  # the runner has reset what is remembered already
+    is_first[0] = False  # the runner has reset the state already
     rest = agent.network.unroll(policy, one.observations[3:], middle, is_first)[0]
     np.testing.assert_allclose(rest, whole[3:], rtol=1e-4, atol=1e-5)
 
@@ -221,7 +221,7 @@ def test_the_first_minibatch_of_ppo_sees_the_policy_that_acted(make_agent, shake
     _, metrics = prepare_and_compare(state, one.trajectory)
     assert metrics["approximate_kl"].item() == pytest.approx(0.0, abs=1e-6)
     assert metrics["clip_fraction"].item() == 0.0
-    # With episodes said to end elsewhere, the network would remember what it had forgotten when it acted.
+    # With other ends of episodes the network would keep a state that was reset when it acted.
     wrong = one.trajectory._replace(terminated=np.zeros((T, N), bool), truncated=np.zeros((T, N), bool))
     _, metrics = prepare_and_compare(state, wrong)
     assert metrics["approximate_kl"].item() > 1e-4
@@ -246,7 +246,7 @@ def test_policy_and_value_may_differ_in_whether_they_remember(make_agent, shaken
     network = network or NetworkSpec([{"type": "dense", "size": 4, "activation": "tanh"}])
     agent = make_agent("vpg", Box((2,)), network=network, **settings)
     state, rng = shaken(agent), np.random.default_rng(0)
-    # A policy leaves the value network behind, so that the host cannot act with it where values need a memory.
+    # A policy does not contain the value network, so the host cannot act in NumPy if that network is recurrent.
     assert agent.acts_in_numpy == (case == "memory in the policy alone")
     observations = rng.normal(size=(T, N, 3)).astype(np.float32)
     noise = agent.draw_noise(jax.random.key(0), (T, N))
@@ -265,8 +265,7 @@ def test_policy_and_value_may_differ_in_whether_they_remember(make_agent, shaken
     )
     gradients, metrics, values, returns = jax.jit(worked_out, static_argnums=0)(agent, state, trajectory)
     assert np.all(np.isfinite(gradients))
-    # The error of the value network says whether its values, worked out over sequences, are those that were worked
-    # out timestep by timestep.
+    # The error of the value network shows whether its values over sequences equal those computed timestep by timestep.
     expected = np.mean((np.asarray(values).T - np.asarray(returns)) ** 2)
     assert metrics["value_loss"].item() == pytest.approx(expected, rel=1e-4)
 

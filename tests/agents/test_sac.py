@@ -17,7 +17,7 @@ BOUNDED = Box((2,), (-1.0,), (1.0,))
 
 
 def squashed(outputs, noise):
-    """(actions, log-probabilities) by SciPy's normal density and a = tanh(u), whose slope is 1 / cosh(u)^2."""
+    """(actions, log-probabilities) by SciPy's normal density and a = tanh(u), da/du = 1 / cosh(u)^2."""
     mean, log_std = np.split(outputs, 2, -1)
     std = np.exp(np.clip(log_std, -20, 2))
     before = mean + std * noise
@@ -47,7 +47,7 @@ class Networks:
 
 
 def losses_in_numpy(in_numpy, agent, vector, state, batch, noise, next_noise=None):
-    """Equations 5, 7 and 18, each for its own part of the vector: the rest stands still."""
+    """Equations 5, 7 and 18, each for its own part of the vector, with the rest fixed."""
     said, next_noise = agent.settings, noise if next_noise is None else next_noise
     moving, frozen = (Networks(in_numpy, agent, each) for each in (vector, state.params))
     target = Networks(in_numpy, agent, state.target)
@@ -199,7 +199,7 @@ def test_the_temperature_rises_while_there_is_too_little_entropy_and_falls_while
         agent = make_agent("sac", BOUNDED, target_entropy=wanted)
         gradients, _ = jax.jit(agent.gradients)(shaken(agent), random_transitions(BOUNDED))
         slopes[wanted] = agent.layout.named(np.asarray(gradients))["temperature/log"].item()
-    # A step goes against the slope.
+    # A step is against the gradient.
     assert slopes[50.0] < 0 < slopes[-50.0]
 
 

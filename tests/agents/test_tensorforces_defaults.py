@@ -1,4 +1,4 @@
-"""Agents in files for TensorForce: what such a file leaves out is as it was there, agent by agent."""
+"""Agents in files for TensorForce have TensorForce's defaults."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ LATEST: dict[str, dict[str, Any]] = {
     "vpg": GRADIENT | {"optimizer": {"type": "adam", "epsilon": 1e-8}, "max_gradient_norm": None},
     "trpo": GRADIENT | {"cg_max_iterations": 10, "cg_damping": 0.001, "ls_max_iterations": 10, "ls_accept_ratio": 0.9},
 }
-"""What TensorForce 0.4.4's agents were without a setting."""
+"""The defaults of TensorForce 0.4.4."""
 FLAT: dict[str, dict[str, Any]] = {
     "dqn": LATEST["dqn"] | {"learning_starts": 10_000, "memory.capacity": 100_000},
     "ddqn": LATEST["ddqn"] | {"learning_starts": 10_000, "memory.capacity": 100_000},
@@ -70,7 +70,7 @@ FLAT: dict[str, dict[str, Any]] = {
     "vpg": LATEST["vpg"] | {"rollout_episodes": None, "rollout_timesteps": 1_000},
     "trpo": LATEST["trpo"] | {"rollout_episodes": None, "rollout_timesteps": 1_000, "cg_max_iterations": 20},
 }
-"""What TensorForce 0.3.5's were."""
+"""The defaults of TensorForce 0.3.5."""
 
 
 def read(given: dict[str, Any] | str) -> Any:
@@ -79,7 +79,7 @@ def read(given: dict[str, Any] | str) -> Any:
 
 
 def told(settings: Any, names: Any) -> dict[str, Any]:
-    """The settings of these names, those inside of objects as `memory.capacity`."""
+    """The settings of these names; nested ones are named like `memory.capacity`."""
     written = settings.model_dump()
     found = {}
     for name in names:
@@ -100,7 +100,7 @@ def test_an_old_agent_is_by_default_what_it_was_in_tensorforce(name: str, ending
     given = read_agent({"type": written, **needed(name)})
     settings = given.settings_as(agents.settings_class(name))
     assert told(settings, LATEST[name]) == LATEST[name]
-    # What a run writes down has the same defaults.
+    # The settings that a run writes have the same defaults.
     assert read_agent(given.model_dump()).settings_as(agents.settings_class(name)) == settings
 
 
@@ -115,7 +115,7 @@ def test_an_agent_by_its_own_name_keeps_its_own_defaults(name: str) -> None:
     spec = read_agent(name)
     assert spec.settings_as(agents.settings_class(name)) == agents.settings_class(name)()
     assert spec.model_dump() == {"type": name}
-    # One word of TensorForce is another name of a setting, and no more.
+    # A single name of TensorForce's is just another name of a setting.
     other = {"dqn": {"huber_loss": 1.0}, "ppo": {"entropy_regularization": 0.1}, "ddpg": {"update_mode": {}}}[name]
     assert not read_agent({"type": name, **other}).is_for_tensorforce
 
@@ -128,7 +128,7 @@ def test_two_words_tell_a_file_for_tensorforce_without_its_ending() -> None:
 
 
 def test_defaults_that_followed_from_other_settings_do_so_here() -> None:
-    # Without a frequency one update came for each batch, and the target counted timesteps.
+    # Without a frequency there was one update for each batch, and the target counted timesteps.
     mode = {"unit": "timesteps", "batch_size": 20}
     settings = read({"type": "dqn_agent", "update_mode": mode})
     assert (settings.update_frequency, settings.memory.capacity, settings.target_sync_frequency) == (20, 20_000, 500)
@@ -194,7 +194,7 @@ def test_one_notice_says_whose_defaults_hold_also_of_a_run_that_is_read_again() 
     for each in (spec, again):
         (notice,) = [notice for notice in agents.notices(each, 8) if "TensorForce" in notice]
         assert "defaults_of" in notice
-        # Defaults for Atari are Steppe's.
+        # Only Steppe has separate defaults for Atari.
         assert each.agent.settings_as(agents.settings_class("ppo")).learning_rate == 0.001
     assert not agents.notices(read_experiment({"name": "a", "environment": "ALE/Pong-v5", "agent": "ppo"}), 8)
 

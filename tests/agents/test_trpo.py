@@ -1,4 +1,4 @@
-"""Trust-region policy optimisation: the step against dense linear algebra, and the divergence it was asked for."""
+"""Trust-region policy optimisation: the step against dense linear algebra, and the requested divergence."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def divergence(in_numpy, agent, old, new, observations):
 
 
 def surrogate(in_numpy, agent, vector, batch):
-    """Equation 14, negated: what the step is to lower."""
+    """Equation 14, negated to be minimised."""
     advantages = batch.advantages.astype(np.float64)
     advantages = (advantages - advantages.mean()) / advantages.std()
     log_p = logits(in_numpy, agent, vector, batch.observations)
@@ -44,13 +44,13 @@ def fisher(in_numpy, agent, vector, observations, width=1e-5):
         columns.append((ahead - behind) / (2 * width))
     jacobian = np.stack(columns, -1)  # [B, 3, P]
     p = np.exp(logits(in_numpy, agent, vector, observations))
-    # E[grad log p (grad log p)^T]: the Fisher information as it is defined.
+    # E[grad log p (grad log p)^T], the definition of the Fisher information.
     return np.einsum("bk,bki,bkj->ij", p, jacobian, jacobian) / len(p)
 
 
 @pytest.fixture(scope="module")
 def case(make_agent, shaken, random_batch, in_numpy):
-    """An agent, its state, and a batch whose probabilities are those of the policy that acted."""
+    """An agent, its state, and a batch with the probabilities of the policy that acted."""
     agent = make_agent("trpo", Discrete(3), learning_rate=0.002, cg_max_iterations=40, cg_damping=0.05)
     state, batch = shaken(agent), random_batch(Discrete(3), size=256)
     log_p = logits(in_numpy, agent, state.params, batch.observations)
@@ -70,7 +70,7 @@ def test_the_direction_is_the_damped_inverse_fisher_matrix_times_the_gradient(ca
 
 
 def test_a_step_has_the_divergence_that_was_asked_for(make_agent, case, in_numpy):
-    # Little damping, which takes its part of the divergence, and a step for which the second order is enough.
+    # Little damping, which uses up a part of the divergence, and a step small enough for the second order.
     agent = make_agent("trpo", Discrete(3), learning_rate=1e-4, cg_max_iterations=40, cg_damping=1e-3)
     _, state, batch = case
     after, _ = jax.jit(agent.step)(agent.init(jax.random.key(0))._replace(params=state.params), batch)
@@ -104,7 +104,7 @@ def test_a_step_whose_divergence_is_too_large_is_shortened(make_agent, case, in_
 
 
 def test_a_step_that_would_not_help_is_not_taken(make_agent, case):
-    # Without any advantage no step helps; the value network still learns.
+    # With zero advantages no step improves the policy; the value network still learns.
     agent = make_agent("trpo", Discrete(3), normalize_advantages=False)
     _, state, batch = case
     state = agent.init(jax.random.key(0))._replace(params=state.params)

@@ -53,7 +53,7 @@ def test_loss_and_gradient_are_the_policy_gradient(
 
 
 def bandit(agent, state, key):
-    """[T, N] timesteps of one state each, in which action 1 alone is rewarded."""
+    """Timesteps [T, N] of one state each, in which only action 1 has a reward."""
     lead = (agent.horizon, agent.context.num_envs)
     observations = jnp.ones((*lead, 3))
     noise = agent.draw_noise(key, lead)

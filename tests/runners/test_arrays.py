@@ -1,4 +1,4 @@
-"""States as named arrays and back."""
+"""Conversion of states to named arrays and back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run tells while it works, and what it leaves when its training is over."""
+"""The progress of a run, and the files at its end."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_the_speed_of_the_first_chunk_is_not_shown_since_it_includes_compilation
 
 def test_a_run_compiles_after_its_first_checkpoint_and_says_so(tmp_path):
     _, shown = _shown(tmp_path, experiment(total_timesteps=64))
-    # The settings are told in between, while it still compiles.
+    # The settings are reported during the second of these compilations.
     assert [progress.phase for progress in shown if progress.effective is None] == [
         "compiling",
         "saving",

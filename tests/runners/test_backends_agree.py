@@ -1,4 +1,4 @@
-"""What a compiled environment teaches is what the same environment teaches when it runs in Python."""
+"""Training in a compiled environment gives the same results as in its gymnasium original."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_frames_are_stacked_by_decision_however_often_actions_are_repeated(engin
         trajectory = jax.jit(engine.rollout.collect)(run.envs, engine.agent.actor_params(run.learner.agent), 0)[1]
     now = np.asarray(trajectory.observations).reshape(8, 2, 2, 4)
     then = np.asarray(trajectory.next_observations).reshape(8, 2, 2, 4)
-    # The older half of what follows is the newer half of what was there before.
+    # The older half of the successor is the newer half of the observation.
     np.testing.assert_array_equal(then[..., 0, :], now[..., 1, :])
 
 

@@ -1,4 +1,4 @@
-"""A run tells how much disk its checkpoints will take, before it trains."""
+"""A run reports the disk space of its checkpoints before it trains."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compiled programs are kept between runs, whole or not at all."""
+"""Compiled programs are cached between runs, complete or not at all."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ print(['outer_dimension_partitions":["2"]' in program.as_text() for program in p
 
 
 def test_programs_for_learning_divide_no_loop_between_threads():
-    """XLA cuts this one for two threads by itself; learning is full of small ones."""
+    """By default XLA divides this loop between two threads; updates have many small loops."""
     finished = subprocess.run(
         [sys.executable, "-c", LOOPS],
         env={name: value for name, value in os.environ.items() if name != "NPROC"},

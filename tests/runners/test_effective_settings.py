@@ -1,4 +1,4 @@
-"""The settings that a run really has, as it notes them."""
+"""The effective settings in a run's experiment.json."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The window of the last 100 episodes that stop conditions and progress look at."""
+"""The window of the last 100 episodes, for stop conditions and progress."""
 
 from __future__ import annotations
 

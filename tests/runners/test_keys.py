@@ -1,4 +1,4 @@
-"""Keys that are drawn from in one pass give the numbers of JAX's own."""
+"""Keys with numbers drawn in one pass give the numbers of JAX's keys."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ DRAWS: dict[str, Callable[[Any], Any]] = {
 def test_every_draw_is_that_of_a_plain_key(name: str, seed: int) -> None:
     draw = DRAWS[name]
     drawn, plain = np.asarray(draw(keys.make(seed))), np.asarray(draw(jax.random.key(seed)))
-    # What is computed from the bits may be rounded otherwise, as in any other program.
+    # Numbers computed from the bits may be rounded differently, as in any other program.
     np.testing.assert_allclose(drawn, plain, rtol=1e-6 if drawn.dtype == np.float32 else 0)
 
 

@@ -1,4 +1,4 @@
-"""Large updates are shared by the cores, as host devices or by XLA's threads; small ones keep one."""
+"""Large updates use several cores, as host devices or by XLA's threads; small ones use one."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_a_checkpoint_that_does_not_say_its_threads_had_one():
 
 
 def run(script, *arguments, env=None):
-    """A process of its own, since the number of host devices is fixed when JAX starts; what it prints last."""
+    """The last line printed by a new process, since the number of host devices is fixed when JAX starts."""
     command = [sys.executable, "-c", script, str(SUPPORT), *arguments]
     finished = subprocess.run(command, env=env, capture_output=True, text=True, timeout=280)
     assert finished.returncode == 0, finished.stderr

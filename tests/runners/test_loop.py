@@ -1,4 +1,4 @@
-"""What starts, ends and interrupts a run, and what it leaves behind."""
+"""The start, end and interruption of a run, and its files."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_deterministic_run_does_not_explore(tmp_path):
     arrays = checkpoints.load_latest(tmp_path / "deterministic").arrays
     observations = arrays["learner/memory/timesteps/observations"][:1]
     taken = arrays["learner/memory/timesteps/actions"][:1]
-    # The first rows were acted on with the first parameters, which the checkpoint of timestep 0 holds.
+    # The actions of the first rows came from the initial parameters, which are in the checkpoint of timestep 0.
     for path in (tmp_path / "deterministic" / "checkpoints").iterdir():
         if path.name != "0":
             for file in path.iterdir():
@@ -178,7 +178,7 @@ def test_a_distributed_run_with_replay_memories_resumes_with_another_number_of_w
 
     with one_process_ray():
         first = train(tmp_path, spec(num_workers=2, total_timesteps=200))
-        # Each had room for a half of what is remembered, and now has it for a third.
+        # Each worker had half of the memory's capacity before, and now has a third.
         second = train(tmp_path, spec(num_workers=3, total_timesteps=400), resume=True)
     assert second.timestep >= 400 > first.timestep
     assert second.update > first.update
@@ -201,6 +201,6 @@ def test_current_values_are_shown_even_without_iterations(tmp_path):
         engine.close()
     first, last = [progress.metrics for progress in shown if progress.phase == "training"]
     assert first == {"workers": 0.0}
-    # What the next iteration tells takes its place.
+    # The metrics of the next iteration replace it.
     assert "loss" in last
     assert "workers" not in last

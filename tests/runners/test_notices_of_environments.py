@@ -1,4 +1,4 @@
-"""What a run says of its environments: text that is left out, limits that have no effect."""
+"""Notices about environments: text that is left out, and limits without effect."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def cache(tmp_path):
 
 
 def trained(agent, settings, backend="auto", mode="single"):
-    """The parameters after a short training, and what it has evaluated to."""
+    """The parameters after a short training, and its evaluation."""
     environment = {"id": "Pendulum-v1" if agent in CONTINUOUS else "CartPole-v1", "backend": backend}
     words = {"name": "numbers", "environment": environment, "agent": {"type": agent, **settings}, "num_envs": 4}
     more = {"run_mode": mode, "num_workers": 1} if mode == "multi-threaded" else {}

@@ -175,7 +175,7 @@ DQN_IMAGES = [conv(4, 8, 4), conv(4, 4, 2), conv(4, 3, 1), FLATTEN, dense(8)]
 
 
 class File(NamedTuple):
-    """An experiment in the words of one file, and why it is refused, if it is."""
+    """An experiment in the words of one file, and the reason if it is refused."""
 
     row: str
     agent: dict[str, Any]

@@ -1,4 +1,4 @@
-"""When something is due."""
+"""Triggers by timesteps, episodes and seconds."""
 
 from __future__ import annotations
 

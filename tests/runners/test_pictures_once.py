@@ -1,4 +1,4 @@
-"""Training from pictures kept once is training from pictures kept twice, and its checkpoints are small."""
+"""Training is the same with pictures stored once or twice, and checkpoints of the former are small."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the training in a driver's Pod tells of those who have joined it."""
+"""The number of joined workers and servers that the training in a driver's Pod reports."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from steppe.specs.experiment import ExperimentSpec
 
 @pytest.fixture
 def joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """What is written down now."""
+    """A function that reads the current file."""
     file = tmp_path / "joined.json"
     monkeypatch.setenv(pods.JOINED_FILE_VARIABLE, str(file))
     return lambda: json.loads(file.read_text()) if file.exists() else None
@@ -84,7 +84,7 @@ def test_a_learner_reports_how_many_workers_joined(joined: Any, monkeypatch: pyt
 
 @pytest.fixture
 def crew(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """A learner's crew of two, and who works for it."""
+    """A learner's pool of two Pods, and its members."""
     spec, membership = spec_of(run_mode="async", num_workers=2), Membership()
     monkeypatch.setattr("steppe.runners.engines.asynchronous.learner.pod_pool.TEND_SECONDS", 0.0)
     made = PodWorkerPool(spec, EpisodeRules(spec.environment, None, 1), 1)

@@ -1,4 +1,4 @@
-"""Learning from demonstrations: before the first action, beside what the agent sees itself, and after a resume."""
+"""Learning from demonstrations: before the first action, together with the agent's own data, and after a resume."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_later_batches_mix_demonstrations_with_the_agents_own_timesteps(make, me
     learner = begin(agent, jax.random.key(0))
     shown = jax.tree.map(np.asarray, learner.memory.demonstrations)
     learner, metrics = jax.jit(lambda learner: learn(agent, learner, trajectory))(learner)
-    # 8 timesteps are enough for the 5 of a batch that are the agent's own.
+    # 8 timesteps are enough for the agent's own 5 transitions of a batch.
     assert metrics["updates"] == 2
     assert learner.agent.updates == 7
     assert metrics["supervised_loss"] > 0
@@ -146,6 +146,6 @@ def test_a_host_environment_learns_from_demonstrations_and_resumes(tmp_path, car
     outcome = train(tmp_path, spec, resume=True)
     assert (first.timestep, outcome.timestep) == (256, 512)
     after = checkpoints.load_latest(tmp_path)
-    # Pretraining is part of what was saved, not something that a resume does again.
+    # Pretraining is in the checkpoint; a resume does not repeat it.
     assert after.arrays["agent/updates"] - before.arrays["agent/updates"] == outcome.update - first.update
     assert any("supervised_loss" in line for line in read_metrics(tmp_path))

@@ -38,7 +38,7 @@ def test_resume_continues_bit_for_bit(tmp_path, agent):
     spec = experiment(agent=agent, total_timesteps=2048)
     train(tmp_path / "whole", spec)
     calls = iter(range(100))
-    # After two chunks, of one iteration and of at most eight: the third could be all the rest.
+    # Pauses after two chunks, of one and of at most eight iterations; the third could contain all the rest.
     first = train(tmp_path / "halves", spec, request=lambda: "pause" if next(calls) == 2 else None)
     assert first.state == "paused"
     assert 0 < first.timestep < 2048
@@ -106,7 +106,7 @@ def test_a_checkpoint_of_other_settings_is_refused(tmp_path):
 
 
 def test_a_run_does_not_go_on_with_other_settings_of_its_agent(tmp_path):
-    """As when a later version has other defaults."""
+    """The settings differ as in a later version with other defaults."""
     train(tmp_path, experiment(agent={**TINY_PPO, "discount": 0.9, "optimizer": {"beta1": 0.8}}, total_timesteps=128))
     for agent, sentence in (
         ({"optimizer": {"beta1": 0.8}}, "trained with agent.discount 0.9, but it is 0.99 now .*; write it into"),

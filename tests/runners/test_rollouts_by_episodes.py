@@ -1,4 +1,4 @@
-"""Rollouts that end after so many episodes: TensorForce's update_mode in episodes."""
+"""Rollouts counted in episodes, TensorForce's update_mode with unit episodes."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def test_one_environment_learns_from_exactly_so_many_whole_episodes(episodic):
 
 
 def test_several_environments_stop_together_and_unfinished_episodes_go_on(episodic):
-    engine = episodic("worlds:World", num_envs=4)  # ten timesteps each: all four end together, which is enough
+    engine = episodic("worlds:World", num_envs=4)  # ten timesteps each, so all four end together
     trajectory, taken, ended = collect(engine)
     assert (taken, ended) == (40, 4)
     engine = episodic("CartPole-v1", num_envs=4)
     trajectory, taken, ended = collect(engine)
     steps = taken // 4
     assert ended >= 3
-    # The last row is cut where it did not end, so that its successor's value counts and nothing flows across.
+    # Episodes that did not end in the last row are truncated there, so that they bootstrap and nothing flows across.
     assert (trajectory.terminated | trajectory.truncated)[steps - 1].all()
     assert (engine._collector._lengths > 0).any()
 

@@ -1,4 +1,4 @@
-"""What a user is told of an experiment before it runs."""
+"""Notices about an experiment before it runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from steppe.runners.setup import make_engine, notices_for
     [
         ({"total_timesteps": 24}, True),
         ({"total_timesteps": 28}, True),
-        # The last iteration of 4 environments goes over the end.
+        # The last iteration of 4 environments exceeds the limit.
         ({"total_timesteps": 29}, False),
         ({"total_timesteps": 32}, False),
         ({"episodes": 1}, False),

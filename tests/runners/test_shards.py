@@ -1,4 +1,4 @@
-"""Many environments are spread over host devices; what is learned is what one device would learn from all of them."""
+"""Many environments are spread over host devices, which learn the same as one device with all of them."""
 
 from __future__ import annotations
 
@@ -87,5 +87,5 @@ def test_a_spread_run_resumes_bit_for_bit(tmp_path):
 
 
 def run(script, *arguments):
-    """A process of its own, since the number of host devices is fixed when JAX starts."""
+    """A new process, since the number of host devices is fixed when JAX starts."""
     return subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True, timeout=280)

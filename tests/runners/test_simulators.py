@@ -1,4 +1,4 @@
-"""Waiting for a simulator beside a Pod's own container."""
+"""Waiting for a simulator in another container of the Pod."""
 
 from __future__ import annotations
 

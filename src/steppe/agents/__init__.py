@@ -49,16 +49,16 @@ _OTHER_NAMES = {
     "acktr": 'use "trpo", whose natural gradients are found by conjugate gradients in place of Kronecker factors',
     "reinforce": 'use "vpg" with "baseline": "none"',
 }
-"""What others call what is here by another name."""
+"""Common names of agents that have another name here, and a hint for each."""
 
 
 def names() -> list[str]:
-    """Every agent that can be named."""
+    """The names of all agents."""
     return list(_AGENTS)
 
 
 def sentence(name: str) -> str:
-    """What an agent does; read from its file, since importing that would import JAX."""
+    """One sentence about an agent, read from its source file, since importing it would import JAX."""
     return sentence_of_class(*_AGENTS[name])
 
 
@@ -79,7 +79,7 @@ def settings_class(name: str) -> type[Settings]:
 
 
 def notices(spec: ExperimentSpec, num_envs: int) -> list[str]:
-    """What a user should know of how the agent of an experiment with so many environments was understood."""
+    """Notices of how the agent's settings were understood, for an experiment with `num_envs` environments."""
     algorithm = agent_class(spec.agent)
     settings = spec.agent.settings_as(algorithm.Settings)
     found = [*spec.agent.notices, *settings.notices]

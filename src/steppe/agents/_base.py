@@ -79,7 +79,7 @@ class Agent(ABC, Generic[S]):
     horizon: int
     """How many timesteps each environment takes between two calls of `update`."""
     rollout_episodes: int | None = None
-    """After how many ended episodes `update` is called, with a trajectory that repeats itself up to its full length."""
+    """The episodes of a rollout, if it is counted in episodes; its trajectory is repeated up to the full length."""
     kind: str
     """The kind of the policy's head: see `steppe.policies.heads`."""
     always_draws: ClassVar[bool] = False
@@ -125,7 +125,7 @@ class Agent(ABC, Generic[S]):
         return ActorParams(state.params, state.observations)
 
     def unflattened(self, actor_params: ActorParams) -> ActorParams:
-        """The same with parameters as named arrays, which `act` would otherwise cut out of the vector at every call."""
+        """The same with parameters as named arrays, so that `act` need not slice the vector at every call."""
         return actor_params._replace(params=self.layout.split(actor_params.params))
 
     @property
@@ -149,7 +149,7 @@ class Agent(ABC, Generic[S]):
 
     @property
     def noise(self) -> heads.Noise:
-        """The random numbers that one action takes."""
+        """The noise columns that one action needs."""
         return heads.noise_of(self.kind, self.context.action)
 
     def draw_noise(self, key: Array, shape: tuple[int, ...]) -> Array:
@@ -189,7 +189,7 @@ class Agent(ABC, Generic[S]):
         return heads.sample(self.kind, outputs, noise, space, xp, log_std=log_std, **exploration), internals
 
     def exploration(self, timestep: Any, xp: Any) -> dict[str, Any]:
-        """The epsilon or sigma of `heads.sample` at a timestep."""
+        """The `epsilon` and `sigma` of `heads.sample` at a timestep."""
         return {}
 
     def log_std(self, actor_params: ActorParams) -> Any:
@@ -201,7 +201,7 @@ class Agent(ABC, Generic[S]):
         return heads.postprocess(self.kind, actions, self.context.action, xp=jnp)
 
     def to_env_actions(self, actions: np.ndarray) -> np.ndarray:
-        """The learner's actions as `GymnasiumEnvs` takes them: it clips and counts, but does not stretch."""
+        """Scales the learner's actions to the environment's bounds; `GymnasiumEnvs` clips them itself."""
         if self.kind not in heads.STRETCHED:
             return actions
         return heads.postprocess(self.kind, actions, self.context.action)
@@ -228,7 +228,7 @@ class Agent(ABC, Generic[S]):
 
     @property
     def target_sync(self) -> TargetSync:
-        """How the target network follows, if there is one."""
+        """When and how far the target network moves, if there is one."""
         return TargetSync()
 
     @property
@@ -254,7 +254,7 @@ class Agent(ABC, Generic[S]):
 
     @property
     def slots(self) -> tuple[OptimizerSlot, ...]:
-        """Every part of the parameter vector that an optimiser of its own moves."""
+        """The parts of the parameter vector, each with its own optimiser."""
         return tuple(slot for optimizer in self.optimizers for slot in optimizer.slots)
 
     @property
@@ -264,7 +264,7 @@ class Agent(ABC, Generic[S]):
 
     @property
     def has_default_final_epsilon(self) -> bool:
-        """Whether the share of random actions falls to where the agent's defaults say."""
+        """Whether the final epsilon is the one of the agent's defaults."""
         return False
 
     def with_settings(self, **changes: Any) -> Self:
@@ -277,21 +277,22 @@ class Agent(ABC, Generic[S]):
         return jax.device_put(jax.tree.map(np.float32, numbers_of(self.settings)))
 
     def with_numbers(self, numbers: dict[str, Any]) -> Self:
-        """The same agent with these hyper-parameters, traced ones of the program that is being compiled."""
+        """The same agent with these hyper-parameters, which may be traced."""
         return self._replaced(settings=with_numbers(self.settings, numbers))
 
     def transform_of(self, slot: OptimizerSlot) -> optax.GradientTransformation:
-        """How gradients become steps in one slot."""
+        """The gradient transformation of a slot."""
         return slot.transform() if self.make_transform is None else self.make_transform(slot)
 
     def with_transforms(self, make: Callable[[OptimizerSlot], optax.GradientTransformation]) -> Self:
-        """The same agent, whose optimisers step as `make` says; its states are made by its own `init`."""
+        """The same agent with the gradient transformations of `make`; its states come from its own `init`."""
         return self._replaced(make_transform=make)
 
     def for_workers(self, count: int, shares_memory: bool = True, updates_together: bool = False) -> Self:
-        """The agent of each of `count` workers that collect for one model, with a part of the memory each.
+        """The agent of one of `count` workers, which collect for one model and each have a part of the memory.
 
-        Without `shares_memory` the memory is already such a part; with `updates_together` all make each update jointly.
+        Without `shares_memory` the memory is already such a part; with `updates_together` the workers make each update
+        jointly.
         """
         return self
 
@@ -302,7 +303,7 @@ class Agent(ABC, Generic[S]):
     def loss_terms(
         self, params: Array, state: TrainState, batch: Any, terms: Terms, index: Any
     ) -> tuple[Array, Metrics]:
-        """The terms of the loss that one of several optimisers follows; `index` tells chunks of a batch apart."""
+        """The loss `terms` of one optimiser; `index` is that of the chunk of the batch."""
         raise NotImplementedError
 
     def standardized(self, batch: Any) -> Any:
@@ -310,13 +311,13 @@ class Agent(ABC, Generic[S]):
         return batch
 
     def divergence(self, params: Array, state: TrainState, batch: Any) -> Array:
-        """The divergence of the policy at `params` from the one at `state.params`, which measures natural steps."""
+        """KL(policy at `state.params` || policy at `params`), which limits natural steps."""
         raise NotImplementedError
 
     def gradients(self, state: TrainState, batch: Any) -> tuple[Array, Metrics]:
         """The gradient [P] of all losses over one batch, and metrics."""
         results = [optimizer.gradients(state, batch) for optimizer in self.optimizers]
-        # The gradient of each loss is zero where the others are not.
+        # The losses have disjoint parameters, so their gradients can be added.
         gradients = jnp.sum(jnp.stack([each for each, _ in results]), 0) if results[1:] else results[0][0]
         return gradients, _joined([metrics for _, metrics in results])
 
@@ -328,11 +329,11 @@ class Agent(ABC, Generic[S]):
         return state._replace(updates=updates + 1)
 
     def after_step(self, before: TrainState, moved: TrainState) -> TrainState:
-        """Moves what follows the parameters, such as a target network, after they have moved."""
+        """Updates the target network, if there is one, after the parameters have moved."""
         return moved
 
     def step(self, state: TrainState, batch: Any) -> tuple[TrainState, Metrics]:
-        """One step of every optimiser, with all that it wraps, on one batch."""
+        """One step of every optimiser, wrapped optimisers included, on one batch."""
         collected = []
         for optimizer in self.optimizers:
             state, metrics = optimizer.step(state, batch)
@@ -340,7 +341,7 @@ class Agent(ABC, Generic[S]):
         return state, _joined(collected)
 
     def prepare(self, state: TrainState, experience: Any) -> Any:
-        """A trajectory [T, N, ...], or a batch from the memory -> what the losses take: leaves [B, ...]."""
+        """A trajectory [T, N, ...], or a batch from the memory -> the input of the losses, leaves [B, ...]."""
         raise NotImplementedError
 
     def minibatches(self, key: Array, samples: int) -> Array | None:
@@ -374,15 +375,15 @@ class Agent(ABC, Generic[S]):
         return self.update_return_stats(self.update_obs_stats(state, trajectory), trajectory)
 
     def update_return_stats(self, state: TrainState, trajectory: Trajectory) -> TrainState:
-        """The spread of returns; before an update, so that the very first rewards are scaled already."""
+        """Updates the variance of returns; before an update, so that the first rewards are scaled too."""
         if not self.context.normalize_rewards:
             return state
         returns, weights = trajectory.running_returns, trajectory.weights
         return state._replace(returns=normalizers.merge(state.returns, returns, self.axis, weights))
 
     def update_obs_stats(self, state: TrainState, trajectory: Trajectory) -> TrainState:
-        """Mean and spread of observations; after an update, since the probabilities of actions are compared with those
-        of the policy that acted."""
+        """Updates mean and variance of observations; after an update, since it compares probabilities with those of the
+        policy that acted."""
         if not self.normalizes_observations:
             return state
         observations, weights = trajectory.observations, trajectory.weights
@@ -390,18 +391,18 @@ class Agent(ABC, Generic[S]):
 
     @abstractmethod
     def policy_tensors(self, state: TrainState) -> dict[str, np.ndarray]:
-        """The tensors of `policy`, copied to the host: the part of it that updates change."""
+        """The tensors of `policy`, copied to the host; updates change only these."""
 
     def policy_head(self) -> dict[str, Any]:
         """The head of the exported policy: see `steppe.policies.policy`."""
         return {"kind": self.kind}
 
     def policy(self, state: TrainState, timestep: int) -> Policy:
-        """The self-contained artefact that acts as this state does, preprocessing included."""
+        """The self-contained policy of this state, preprocessing included."""
         return self._as_policy(state, timestep, self.context.preprocessing)
 
     def actor(self, state: TrainState) -> Policy:
-        """The same for observations that are preprocessed already: what the host acts with while it collects."""
+        """The same without preprocessing, with which the host acts while it collects."""
         return self._as_policy(state, 0, None)
 
     def _as_policy(self, state: TrainState, timestep: int, preprocessing: Preprocessing | None) -> Policy:
@@ -421,7 +422,7 @@ class Agent(ABC, Generic[S]):
 
     @property
     def updates_per_batch(self) -> int:
-        """How many optimiser steps each batch gives."""
+        """How many optimiser steps are taken on each batch."""
         return sum(optimizer.steps for optimizer in self.optimizers)
 
     @property
@@ -445,7 +446,7 @@ class Agent(ABC, Generic[S]):
         return None if total is None else -(-total // (self.horizon * self.context.num_envs))
 
     def pmean(self, values: Array) -> Array:
-        """The mean over all devices that the environments are spread over."""
+        """The mean over all devices."""
         return values if self.axis is None else jax.lax.pmean(values, self.axis)
 
     def normalized(self, statistics: Statistics, observations: Array) -> Array:

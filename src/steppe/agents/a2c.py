@@ -27,6 +27,6 @@ class A2C(VPG):
 
 
 class A3C(A2C):
-    """As a2c: short rollouts, one RMSProp step for each; asynchronous in the run modes that are."""
+    """As a2c: short rollouts, one RMSProp step for each; asynchronous in run modes with several workers."""
 
     type = "a3c"

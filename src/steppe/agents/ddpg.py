@@ -21,9 +21,9 @@ class DDPGSettings(ContinuousSettings):
     learning_rate: Positive = 3e-4
     """The actor's step size; may also be written inside `optimizer`."""
     critic_learning_rate: Positive | None = 1e-3
-    """The critics' step size, where it differs; may also be written inside `critic_optimizer`."""
+    """The critics' step size if it differs; may also be written inside `critic_optimizer`."""
     exploration: Noise = OrnsteinUhlenbeck()
-    """What is added to actions while learning; also spelled actions_exploration."""
+    """The noise on actions while learning; also spelled actions_exploration."""
 
 
 S = TypeVar("S", bound=DDPGSettings)
@@ -37,7 +37,7 @@ class DDPG(ActsWithNoise, ActorAndCritics[S]):
     Settings: ClassVar = DDPGSettings
 
     def loss(self, params: Array, state: TrainState, batch: Transitions) -> tuple[Array, Metrics]:
-        """The critics' errors (eq. 4), and minus the value of the actor's actions (eq. 6), each for its part."""
+        """The critics' error (eq. 4) and the actor's negated value (eq. 6); each moves only its own part."""
         batch = self.normalized_batch(state, batch)
         split, frozen = self.layout.split(params), self.layout.split(jax.lax.stop_gradient(params))
         targets = batch.rewards + batch.discounts * self.next_values(state, batch)

@@ -1,8 +1,8 @@
 """Deep Q-learning from demonstrations (Hester et al. 2017, arXiv:1704.03732).
 
 Before the first action the agent learns from demonstrations alone; afterwards part of each batch is demonstrations,
-which are never forgotten. Where the demonstrator acted, that action must be worth more than any other by a margin. The
-paper's L2 regularisation is the layers' `l2_regularization`.
+which are never overwritten. In demonstrated states the demonstrator's action must be worth more than any other by a
+margin. The paper's L2 regularisation is the layers' `l2_regularization`.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ class DQfDSettings(DQNSettings):
     """Settings of `dqfd`."""
 
     demonstrations: Annotated[str, Field(min_length=1)]
-    """A file that `steppe record` wrote; looked for from the file that names it, the project and the current folder."""
+    """A file that `steppe record` wrote; looked up relative to the file that names it, the project and the current
+    folder."""
     expert_margin: NonNegative = 0.8
     """How much more a demonstrated action must be worth than any other."""
     supervised_weight: NonNegative = 1.0
-    """How much that margin counts, beside the errors of the estimates."""
+    """The weight of the margin loss (equation 2)."""
     n_step_weight: NonNegative = 1.0
-    """How much the errors of n-step returns count, beside those of single timesteps."""
+    """The weight of the n-step errors; 1-step errors have weight 1."""
     huber: Flag | Positive = True
     """Whether large errors count linearly instead of squared; a number says from which error on. Also huber_loss."""
     n_step: Count = 10
@@ -43,19 +44,19 @@ class DQfDSettings(DQNSettings):
     pretraining_updates: Natural = 1_000
     """How many updates are taken on demonstrations alone, before the first action."""
     demo_batch_size: Count | None = None
-    """How many transitions of each later batch are demonstrations; without it demo_sampling_ratio says."""
+    """How many transitions of each later batch are demonstrations; null: demo_sampling_ratio of them."""
     demo_sampling_ratio: Annotated[float, Field(strict=True, gt=0.0, lt=1.0)] = 0.25
-    """The share of each later batch that is demonstrations."""
+    """The share of demonstrations in each later batch."""
     demo_memory_capacity: Count | None = None
     """How many demonstrated timesteps are kept, the first of the file; null keeps all."""
     learning_starts: Natural = 0
-    """How many timesteps of its own are collected before the first update after pretraining."""
+    """How many timesteps the agent collects before the first update after pretraining."""
     exploration: RandomActions = ConstantExploration(constant=0.01)
     """The share of random actions over time; also spelled actions_exploration."""
 
     @property
     def timesteps_before_learning(self) -> int:
-        """0 if it is pretrained."""
+        """The setting learning_starts, at most the memory's capacity; 0 with pretraining."""
         return 0 if self.pretraining_updates else super().timesteps_before_learning
 
     @property
@@ -103,21 +104,21 @@ class DQfD(DQN):
 
     @property
     def resolved_settings(self) -> dict[str, Any]:
-        """With the demonstrations of each batch."""
+        """Adds the number of demonstrations in each batch."""
         return super().resolved_settings | {"demo_batch_size": self.settings.demonstrated}
 
     @property
     def own_batch_size(self) -> int:
-        """The rest of each batch is demonstrations."""
+        """The batch size without the demonstrations."""
         return self.settings.batch_size - self.settings.demonstrated
 
     @property
     def pretraining_updates(self) -> int:
-        """As set."""
+        """The agent's setting."""
         return self.settings.pretraining_updates
 
     def init(self, key: Array) -> TrainState:
-        """The normalisers begin with the demonstrations."""
+        """The initial state, with normalisers that contain the demonstrations."""
         state, shown = super().init(key), self.demonstrations
         if self.normalizes_observations:
             seen = normalizers.merge(state.observations, jnp.asarray(shown.observations))
@@ -145,7 +146,7 @@ class DQfD(DQN):
         return (batch.weights * each).mean() + penalty, metrics
 
     def lacking_margin(self, values: Array, chosen_q: Array, actions: Array) -> Array:
-        """max_a [Q(s, a) + margin where a is another] - Q(s, action), the mean over choices: [B] (equation 2)."""
+        """max_a [Q(s, a) + margin * (a != action)] - Q(s, action), the mean over choices: [B] (equation 2)."""
         columns = [actions] if self.q.is_single else [actions[..., index] for index in range(chosen_q.shape[-2])]
         best = [
             (each.mean(-1) + jnp.where(column[:, None] == jnp.arange(each.shape[-2]), 0.0, self._margin)).max(-1)
@@ -158,7 +159,7 @@ class DQfD(DQN):
         return self.settings.expert_margin
 
     def _as_collected(self, shown: Demonstrations) -> Timesteps:
-        """[M, 1, ...], as a runner collects timesteps: preprocessed, and with actions counted from 0."""
+        """The demonstrations as collected timesteps [M, 1, ...]: preprocessed, with actions counted from 0."""
         arrays, preprocessing = shown.arrays, self.context.preprocessing
         observations, next_observations = arrays["observations"], arrays["next_observations"]
         if preprocessing is not None:
@@ -178,13 +179,13 @@ class DQfD(DQN):
         return Timesteps(*(leaf[:, None] for leaf in timesteps))
 
     def total_batches(self) -> int | None:
-        """Those of the pretraining too."""
+        """The total number of batches, pretraining included."""
         total = super().total_batches()
         return None if total is None else total + self.pretraining_updates
 
 
 def _loaded(settings: DQfDSettings, context: AgentContext) -> Demonstrations:
-    """The file's content, where it fits."""
+    """The demonstrations of the file; a UserError if they do not fit."""
     shown = demonstrations.load_named(settings.demonstrations)
     preprocessing = context.preprocessing
     observation = context.observation if preprocessing is None else preprocessing.observation

@@ -48,7 +48,7 @@ class DQNSettings(OffPolicySettings):
     double: Flag = True
     """Whether the online network chooses the next action that the target network values; also double_q_model."""
     dueling: Flag = False
-    """Whether the value of a state and the advantages of its actions are learned apart and added."""
+    """Whether the value of a state and the advantages of its actions are learned separately and added."""
     n_step: Count = 3
     """How many rewards are summed before the target network's estimate."""
     quantiles: Count = 1
@@ -56,7 +56,7 @@ class DQNSettings(OffPolicySettings):
     noisy: Flag = False
     """Whether exploration comes from learned noise in the last layer instead of random actions."""
     huber: Flag | Positive = False
-    """Whether large errors count linearly instead of squared; a number says from which error on. True by default where
+    """Whether large errors count linearly instead of squared; a number says from which error on. True by default if
     quantiles are learned. Also huber_loss."""
     target_sync_frequency: Count = 500
     """How many updates pass between two moves of the target network."""
@@ -127,11 +127,11 @@ class DQN(OffPolicy[DQNSettings]):
         return each.mean(-1), jnp.abs(errors).mean(-1)
 
     def _keys(self, state: TrainState) -> Array:
-        """For the noise of the network that learns, of the one that chooses, and of the target."""
+        """The keys for the noise of the learning, the choosing and the target network."""
         return jax.random.split(jax.random.fold_in(state.key, state.updates), 3)
 
     def _cost(self, errors: Array) -> Array:
-        """Of each error; squared ones would not find quantiles, but expectiles."""
+        """The cost of each error, linear or Huber for quantiles: squared errors would find expectiles."""
         huber = self.settings.huber
         if huber is not False:
             return optax.huber_loss(errors, delta=float(huber))
@@ -149,12 +149,12 @@ class DQN(OffPolicy[DQNSettings]):
         super().__init__(settings, context)
 
     def draw_params(self, rng: np.random.Generator | None) -> dict[str, Any]:
-        """One network."""
+        """Draws the parameters of the network."""
         return self.q.draw_params(rng)
 
     @property
     def perturbs_parameters(self) -> bool:
-        """By a noisy network."""
+        """Whether the network is noisy."""
         return self.settings.noisy
 
     def actor_params(self, state: TrainState) -> ActorParams:
@@ -174,17 +174,17 @@ class DQN(OffPolicy[DQNSettings]):
         return {"epsilon": self.settings.exploration.epsilon(timestep, xp)}
 
     def policy_tensors(self, state: TrainState) -> dict[str, np.ndarray]:
-        """The online network with its normaliser."""
+        """The tensors of the online network and its normaliser."""
         named = self.layout.named(np.array(state.params))
         return self.q.policy_tensors(named) | normalizer_tensors(self, state)
 
     @property
     def has_default_final_epsilon(self) -> bool:
-        """Whether it anneals to the default."""
+        """Whether the final epsilon is the agent's default."""
         return anneals_to_default(self.settings)
 
     def policy_head(self) -> dict[str, Any]:
-        """The best value wins; when sampling, exploration goes on as it ended."""
+        """Takes the action of the highest value; sampling keeps the final exploration."""
         final = float(self.settings.exploration.epsilon(2**31, np))
         return {"kind": self.kind, "dueling": self.dueling, "epsilon": final}
 
@@ -199,7 +199,7 @@ def quantile_loss(quantiles: Array, targets: Array, cost: Any) -> Array:
 
 
 def torso_of(layers: NetworkSpec, action: Discrete | MultiDiscrete, agent: str) -> tuple[NetworkSpec, bool]:
-    """(the layers without TensorForce's `dueling` at their end, whether it was there)."""
+    """(the layers without a final `dueling` layer of TensorForce's, whether there was one)."""
     if not layers.is_dueling:
         return layers, False
     size = getattr(layers.root[-1], "size", None)
@@ -213,7 +213,7 @@ def torso_of(layers: NetworkSpec, action: Discrete | MultiDiscrete, agent: str) 
 
 
 def discrete_choices(context: AgentContext, agent: str) -> Discrete | MultiDiscrete:
-    """The action space, or a UserError where there is no finite number of actions."""
+    """The action space; a UserError if it has no finite number of actions."""
     if isinstance(context.action, Discrete | MultiDiscrete):
         return context.action
     raise UserError(

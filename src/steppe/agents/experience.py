@@ -1,4 +1,4 @@
-"""The values that agents take and give: trajectories, transitions, the training state, an agent's context."""
+"""The data types of agents: trajectories, transitions, the training state, an agent's context."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Leaf = Any
 
 
 class TrainState(NamedTuple):
-    """Everything that learning changes: one value, saved and restored whole."""
+    """The whole state of learning, which is saved and restored as one value."""
 
     params: Array
     """All trainable parameters as one vector [P]; `agent.layout` names its parts."""
@@ -59,13 +59,13 @@ class Trajectory(NamedTuple):
     next_observations: Leaf
     """The true successors, before any reset."""
     outputs: Leaf
-    """Of the network that acted (logits, means or values), [T, N, outputs]."""
+    """The outputs of the network that acted (logits, means or values), [T, N, outputs]."""
     running_returns: Leaf
     """Discounted sums of the rewards of each episode so far; reward normalisation measures their spread."""
     internals: Internals
     """The actor's memory before each action."""
     next_internals: Internals
-    """Its memory after each action, also if the episode then ended."""
+    """Its memory after each action, even if the episode ended there."""
     log_std: Leaf = ()
     """The logarithm of the spread of Gaussian actions [T, N, A] if another process acted; () means the learner's."""
     weights: Leaf = ()
@@ -89,12 +89,12 @@ class Transitions(NamedTuple):
     single: Any = None
     """The one-step outcome of each (`steppe.memories.Following`), if the memory gives it."""
     demonstrated: Any = None
-    """Which were demonstrated [B], if there are demonstrations."""
+    """Which transitions were demonstrated [B], if there are demonstrations."""
 
 
 @dataclass(frozen=True)
 class AgentContext:
-    """What an agent needs to know of its experiment."""
+    """The facts about an experiment that an agent is built from."""
 
     observation: Space
     action: Space
@@ -106,11 +106,11 @@ class AgentContext:
     normalize_observations: bool = False
     normalize_rewards: bool = False
     shards: int = 1
-    """Over how many devices the environments are spread."""
+    """The number of devices that the environments are spread over."""
     preprocessing: Preprocessing | None = None
     """The stages between the environment's observations and `observation`."""
     episode_limit: int | None = None
-    """After how many timesteps every episode is over, if that is known."""
+    """The most timesteps of an episode, if that is known."""
     stacked_frames: tuple[int, int] | None = None
     """(how many, along which axis) if observations are known to be stacks of the last frames."""
     is_for_tensorforce: bool = False
@@ -125,11 +125,11 @@ class TargetSync(NamedTuple):
     weight: float = 0.0
     """How far it moves each time: 1 is a copy."""
     delay: int = 1
-    """How many updates of a worker pass for each one after which it may move (policy_delay of td3)."""
+    """The target may move only after every `delay`-th update of a worker (policy_delay of td3)."""
 
 
 class RolloutBatches(NamedTuple):
-    """A trajectory made ready to be learned from."""
+    """A trajectory prepared for learning, and its division into batches."""
 
     samples: Any
     """Leaves [B, ...]."""

@@ -21,10 +21,10 @@ class IdleSettings(AgentSettings):
     """Settings of agents that do not learn."""
 
     horizon: Count = 128
-    """How many timesteps each environment takes between two looks at the stop conditions."""
+    """How many timesteps each environment takes between two checks of the stop conditions."""
 
     def horizon_for(self, num_envs: int) -> int:
-        """As set."""
+        """The agent's setting."""
         return self.horizon
 
 
@@ -32,7 +32,7 @@ S = TypeVar("S", bound=IdleSettings)
 
 
 class Idle(Agent[S], Generic[S]):
-    """Acts without looking and learns nothing."""
+    """An agent that ignores observations and does not learn."""
 
     experience: ClassVar[Literal["trajectories", "transitions", "none"]] = "none"
 
@@ -42,20 +42,20 @@ class Idle(Agent[S], Generic[S]):
         self.layout = Layout({})
 
     def unflattened(self, actor_params: ActorParams) -> ActorParams:
-        """There are no parameters."""
+        """Unchanged: there are no parameters."""
         return actor_params
 
     def gradients(self, state: TrainState, batch: Any) -> tuple[Array, Metrics]:
-        """No gradient."""
+        """An empty gradient."""
         return state.params, {}
 
     def init(self, key: Array) -> TrainState:
-        """A state of a key alone."""
+        """A state with nothing but a key."""
         nothing = np.zeros(0, np.float32)
         return fresh_state(self, nothing, nothing, key)
 
     def outputs(self, actor_params: ActorParams, observations: Array, internals: Internals) -> tuple[Array, Internals]:
-        """There is no network."""
+        """Empty outputs: there is no network."""
         return jnp.zeros((observations.shape[0], 0)), internals
 
     def update(self, state: TrainState, experience: Any) -> tuple[TrainState, Metrics]:
@@ -63,7 +63,7 @@ class Idle(Agent[S], Generic[S]):
         return state, {}
 
     def policy_tensors(self, state: TrainState) -> dict[str, np.ndarray]:
-        """None."""
+        """No tensors."""
         return {}
 
 
@@ -81,7 +81,7 @@ class Random(Idle[RandomSettings]):
     def choose(
         self, outputs: Any, noise: Any, timestep: Any, internals: Internals, log_std: Any, xp: Any
     ) -> tuple[Any, Internals]:
-        """The noise stretched over the space."""
+        """The noise scaled to the action space."""
         return heads.sample("random", outputs, noise, self.context.action, xp), internals
 
 
@@ -120,7 +120,7 @@ class Constant(Idle[ConstantSettings]):
         return xp.broadcast_to(self.action, (outputs.shape[0], *self.action.shape)), internals
 
     def policy_tensors(self, state: TrainState) -> dict[str, np.ndarray]:
-        """The one action, as the environment takes it."""
+        """The action, as the environment takes it."""
         taken = heads.postprocess("constant", self.action[None], self.context.action)[0]
         return {"constant/action": np.asarray(taken)}
 

@@ -23,7 +23,7 @@ class IMPALASettings(VPGSettings):
     gae_lambda: Unit = 1.0
     """How far corrections look ahead: 0 is one step, 1 is the whole trajectory."""
     ratio_clip: Positive = 1.0
-    """The most that an action counts which the newer policy prefers (rho bar)."""
+    """The upper bound of the importance ratios (rho bar)."""
 
 
 class IMPALA(VPG):

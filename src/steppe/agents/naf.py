@@ -41,7 +41,7 @@ class NAFSettings(OffPolicySettings):
     huber: Flag | Positive = False
     """Whether large errors count linearly instead of squared; a number says from which error on. Also huber_loss."""
     exploration: Noise = GaussianNoise()
-    """What is added to actions while learning; also spelled actions_exploration."""
+    """The noise on actions while learning; also spelled actions_exploration."""
     memory: MemorySettings = MemorySettings(capacity=250_000)
     """The replay memory."""
 
@@ -65,7 +65,7 @@ class NAF(ActsWithNoise, OffPolicy[NAFSettings]):
         return dense_layers(observation)
 
     def draw_params(self, rng: np.random.Generator | None) -> dict[str, Any]:
-        """One torso; heads for the best action, its value, and the triangle by which the value falls off."""
+        """Draws a torso and heads for mu, V and the lower triangle L of the advantage."""
         features, size = self.network.features, self.action_size
         return {
             "torso": self.network.init(rng),
@@ -75,7 +75,7 @@ class NAF(ActsWithNoise, OffPolicy[NAFSettings]):
         }
 
     def outputs(self, actor_params: ActorParams, observations: Array, internals: Internals) -> tuple[Array, Internals]:
-        """The best action, before the tanh."""
+        """The best action before the tanh."""
         params = self.layout.split(actor_params.params)
         observations = self.normalized(actor_params.observations, observations)
         return apply_head(params["head"], self.network.apply(params["torso"], observations)), internals
@@ -104,7 +104,8 @@ class NAF(ActsWithNoise, OffPolicy[NAFSettings]):
         return apply_head(params["value"], features)[..., 0] - 0.5 * (lengths**2).sum(-1)
 
     def _next_values(self, target: dict[str, Any], state: TrainState, batch: Transitions) -> Array:
-        """The target network's value [B] of the next states, or of the online network's actions there."""
+        """The target network's value [B] of the next states or, with `double`, of the online network's actions
+        there."""
         observations = batch.next_observations
         if not self.settings.double:
             return apply_head(target["value"], self.network.apply(target["torso"], observations))[..., 0]
@@ -113,7 +114,7 @@ class NAF(ActsWithNoise, OffPolicy[NAFSettings]):
         return self.values(target, observations, chosen)
 
     def policy_tensors(self, state: TrainState) -> dict[str, np.ndarray]:
-        """The layers that lead to the best action, with their normaliser."""
+        """The tensors for the best action, and the normaliser."""
         named = self.layout.named(np.array(state.params))
         tensors = {name: t for name, t in named.items() if name.startswith(("torso/", "head/"))}
         return tensors | normalizer_tensors(self, state)

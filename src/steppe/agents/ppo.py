@@ -19,11 +19,11 @@ from steppe.errors import SpecError
 from steppe.specs._base import Count, Positive
 
 MOST_MINIBATCHES = 16
-"""Into how many minibatches a trajectory is cut if the settings do not say it and it is long enough."""
+"""The default number of minibatches of a trajectory that is long enough."""
 MOST_OF_SEQUENCES = 4
-"""The same for a recurrent network, whose minibatches are of whole sequences, one of each environment."""
+"""The same for a recurrent network, whose minibatches hold whole sequences, one for each environment."""
 SMALLEST_MINIBATCH = 32
-"""How many timesteps each of these has at least."""
+"""The fewest timesteps of a minibatch with the default number."""
 
 
 class PPOSettings(ActorCriticSettings):
@@ -32,21 +32,21 @@ class PPOSettings(ActorCriticSettings):
     clip: Positive = 0.2
     """The new policy's probability ratio is held within 1 +- clip; also spelled likelihood_ratio_clipping."""
     epochs: Count = 10
-    """How often each trajectory is gone through."""
+    """The number of passes over each trajectory."""
     minibatches: Count | None = None
-    """Into how many minibatches each trajectory is cut; null: 16, for recurrent networks 4, or fewer if it is short."""
+    """The number of minibatches of each trajectory; null: 16, for recurrent networks 4, or fewer if it is short."""
     optimization_steps: Count | None = None
-    """How many steps each trajectory gets, each on a random part of it: TensorForce's way instead of epochs."""
+    """The number of steps on random parts of each trajectory, instead of epochs; as in TensorForce."""
     subsampling_fraction: Annotated[float, Field(strict=True, gt=0.0, le=1.0)] = 0.1
-    """How large that part is."""
+    """The share of the trajectory in each of these steps."""
 
     @property
     def minibatch_count(self) -> int:
-        """As set; 1 if the length of the trajectory decides."""
+        """The number of minibatches if it is set, else 1."""
         return self.minibatches or 1
 
     def minibatch_size(self, timesteps: int) -> int:
-        """How many of so many timesteps each step learns from, as far as the settings tell."""
+        """The size of a minibatch of a trajectory of `timesteps`, as far as the settings define it."""
         if self.optimization_steps is not None:
             return round(timesteps * self.subsampling_fraction)
         return timesteps // (self.minibatches or MOST_MINIBATCHES)
@@ -103,13 +103,13 @@ class PPO(ActorCritic[PPOSettings]):
 
     @property
     def samples(self) -> int:
-        """How many timesteps, or sequences for a recurrent network, a device shuffles."""
+        """The number of timesteps, or of sequences for a recurrent network, on each device."""
         envs = self.context.num_envs // self.context.shards
         return envs if self.is_recurrent else self.horizon * envs
 
     @property
     def minibatches_per_epoch(self) -> int:
-        """As set, else as many as the trajectory has room for."""
+        """The setting, or the default number that fits the trajectory."""
         if self.settings.optimization_steps is not None:
             return 1
         if self.settings.minibatches is not None:
@@ -119,26 +119,26 @@ class PPO(ActorCritic[PPOSettings]):
 
     @property
     def resolved_settings(self) -> dict[str, Any]:
-        """With the number of minibatches, unless optimization_steps takes their place."""
+        """Adds the number of minibatches, unless optimization_steps replaces them."""
         own = {"minibatches": self.minibatches_per_epoch} if self.settings.optimization_steps is None else {}
         return super().resolved_settings | own
 
     @property
     def batches_per_rollout(self) -> int:
-        """One for each minibatch of each epoch."""
+        """One batch for each minibatch of each epoch."""
         return self.settings.optimization_steps or self.settings.epochs * self.minibatches_per_epoch
 
 
 def _equal_parts(samples: int, most: int) -> int:
-    """The most parts of one size that so many samples can be cut into."""
+    """The largest number of equal parts, at most `most`, into which the samples can be divided."""
     return next(parts for parts in range(most, 0, -1) if samples % parts == 0)
 
 
 def shuffled(key: Array, rows: int, length: int) -> Array:
     """`rows` random orders of 0 .. length - 1, as int32 [rows, length].
 
-    Each number gets random high bits and is sorted with them: one plain sort of 32-bit words is several times faster
-    than sorting pairs. Numbers whose random bits agree keep their order, which at 15 random bits and more is harmless.
+    Each number gets random high bits and is sorted with them: a sort of 32-bit words is several times faster than
+    sorting pairs. Numbers whose random bits agree keep their order, which at 15 random bits and more is harmless.
     """
     index_mask = jnp.uint32((1 << max(1, (length - 1).bit_length())) - 1)
     words = jax.random.bits(key, (rows, length), jnp.uint32)

@@ -49,29 +49,29 @@ class PQNSettings(OptimizerSettings):
     horizon: Count = 32
     """How many timesteps each environment takes between two updates."""
     epochs: Count = 4
-    """How often each trajectory is gone through."""
+    """The number of passes over each trajectory."""
     minibatches: Count = 8
-    """Into how many minibatches each trajectory is cut."""
+    """The number of minibatches of each trajectory."""
     learning_rate: Positive = 2.5e-4
     """The optimiser's step size; may also be written inside `optimizer`."""
     max_gradient_norm: Positive | None = 10.0
     """Longer gradients are shortened to this length; null leaves them as they are."""
     dueling: Flag = False
-    """Whether the value of a state and the advantages of its actions are learned apart and added."""
+    """Whether the value of a state and the advantages of its actions are learned separately and added."""
     exploration: RandomActions = EpsilonAnneal(final_epsilon=0.02, timesteps=100_000)
     """The share of random actions over time; also spelled actions_exploration."""
 
     def horizon_for(self, num_envs: int) -> int:
-        """As set."""
+        """The agent's setting."""
         return self.horizon
 
     @property
     def minibatch_count(self) -> int:
-        """As set."""
+        """The agent's setting."""
         return self.minibatches
 
     def minibatch_size(self, timesteps: int) -> int:
-        """How many of so many timesteps each step learns from."""
+        """The size of a minibatch of a trajectory of `timesteps`."""
         return timesteps // self.minibatches
 
     @model_validator(mode="after")
@@ -83,10 +83,10 @@ class PQNSettings(OptimizerSettings):
 
 
 class ValueBatch(NamedTuple):
-    """Leaves [B, ...]."""
+    """A batch of the loss; leaves [B, ...]."""
 
     observations: Any
-    """Raw, or as `Network.prepared` makes them."""
+    """Raw observations, or those of `Network.prepared`."""
     actions: Array
     targets: Array
     """The lambda-returns of the actions [B, choices]."""
@@ -131,7 +131,7 @@ class PQN(Agent[PQNSettings]):
         )
         leaves = (trajectory.observations, trajectory.actions, targets)
         observations, *flat = (leaf.reshape(-1, *leaf.shape[2:]) for leaf in leaves)
-        # Every epoch reads the same images.
+        # All epochs read the same images.
         return ValueBatch(self.q.network.prepared(observations), *flat)
 
     def _next_values(self, state: TrainState, trajectory: Trajectory) -> Array:
@@ -146,7 +146,7 @@ class PQN(Agent[PQNSettings]):
             return best(outputs).reshape(*observations.shape[:2], -1)
 
         last = values_of(trajectory.next_observations[-1:])
-        # Acting has valued these observations already, except the true successors that a time limit hides.
+        # Acting has computed these values already, except those of the true successors of truncated episodes.
         return jax.lax.cond(
             jnp.any(trajectory.truncated),
             lambda: values_of(trajectory.next_observations),
@@ -155,7 +155,7 @@ class PQN(Agent[PQNSettings]):
 
     @classmethod
     def default_network(cls, observation: Space) -> NetworkSpec:
-        """Every dense layer followed by a layer normalisation."""
+        """Dense layers, each followed by a layer normalisation."""
         if isinstance(observation, Box) and observation.is_image:
             return NetworkSpec([*default_layers(observation).root, LayerNorm(type="layer_norm")])
         dense = [Dense(type="dense", size=128, activation="none"), LayerNorm(type="layer_norm")]
@@ -179,11 +179,11 @@ class PQN(Agent[PQNSettings]):
             raise SpecError("agent.dueling is false, but the network ends in a dueling layer; remove one of the two")
         self.q = QNetwork(network, action, self.dueling, quantiles=1, noisy=False)
         self.layout = Layout(self.q.draw_params(None))
-        # A falling learning rate needs an end.
+        # A falling learning rate needs a known end.
         _ = self.slots
 
     def init(self, key: Array) -> TrainState:
-        """No target network."""
+        """The initial state, without a target network."""
         params = self.layout.join(self.q.draw_params(host_generator(key)))
         return fresh_state(self, params, params[:0], key)
 
@@ -203,30 +203,30 @@ class PQN(Agent[PQNSettings]):
 
     @property
     def batches_per_rollout(self) -> int:
-        """One for each minibatch of each epoch."""
+        """One batch for each minibatch of each epoch."""
         return self.settings.epochs * self.settings.minibatches
 
     @property
     def discount(self) -> float:
-        """As set."""
+        """The agent's setting."""
         return self.settings.discount
 
     @property
     def optimizers(self) -> tuple[LossOptimizer, ...]:
-        """One for all parameters."""
+        """One optimiser for all parameters."""
         spec = self.settings.optimizer
         return (LossOptimizer(self, spec, (slot_of(self, spec, self.settings.learning_rate),)),)
 
     def policy_tensors(self, state: TrainState) -> dict[str, np.ndarray]:
-        """The network with its normaliser."""
+        """The tensors of the network and its normaliser."""
         return self.layout.named(np.array(state.params)) | normalizer_tensors(self, state)
 
     @property
     def has_default_final_epsilon(self) -> bool:
-        """Whether it anneals to the default."""
+        """Whether the final epsilon is the agent's default."""
         return anneals_to_default(self.settings)
 
     def policy_head(self) -> dict[str, Any]:
-        """The best value wins; when sampling, exploration goes on as it ended."""
+        """Takes the action of the highest value; sampling keeps the final exploration."""
         final = float(self.settings.exploration.epsilon(2**31, np))
         return {"kind": self.kind, "dueling": self.dueling, "epsilon": final}

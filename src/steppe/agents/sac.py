@@ -25,11 +25,12 @@ class SACSettings(ContinuousSettings):
     temperature: Literal["auto"] | NonNegative = "auto"
     """How much entropy counts against reward; "auto" learns it."""
     initial_temperature: Positive = 1.0
-    """Where a learned temperature starts."""
+    """The initial value of a learned temperature."""
     target_entropy: Literal["auto"] | Number = "auto"
-    """The entropy that a learned temperature keeps; "auto" is minus the number of elements of an action."""
+    """The target entropy of a learned temperature; "auto" is minus the number of elements of an action."""
     drifting_noise: DriftingNoiseSpec | None = None
-    """A process that actions are drawn with, for goals that independent noise hardly ever reaches; null: no process."""
+    """The process of noise that is correlated over time, for goals that independent noise hardly ever reaches; null:
+    none."""
 
     @model_validator(mode="after")
     def _learned_or_fixed(self) -> SACSettings:
@@ -50,22 +51,23 @@ class SAC(DriftingNoise, ActorAndCritics[SACSettings]):
 
     @property
     def noise_process(self) -> Noise | None:
-        """As set."""
+        """The agent's setting."""
         return self.settings.drifting_noise
 
     @property
     def resolved_settings(self) -> dict[str, Any]:
-        """With the entropy that a learned temperature keeps."""
+        """Adds the target entropy."""
         return super().resolved_settings | {"target_entropy": self.target_entropy}
 
     def draw_params(self, rng: np.random.Generator | None) -> dict[str, Any]:
-        """With the temperature's logarithm as one more parameter."""
+        """Adds the logarithm of the temperature as a parameter."""
         initial = np.full(1, math.log(self.settings.initial_temperature), np.float32)
-        # Its name puts it after the critics.
+        # The name sorts it after the critics.
         return super().draw_params(rng) | {"temperature": {"log": initial}}
 
     def loss(self, params: Array, state: TrainState, batch: Transitions) -> tuple[Array, Metrics]:
-        """The critics' errors (eq. 5), the actor's loss (eq. 7) and the temperature's (eq. 18), each for its part."""
+        """The critics' errors (eq. 5), the actor's loss (eq. 7) and the temperature's (eq. 18); each moves only its own
+        part."""
         batch = self.normalized_batch(state, batch)
         split, frozen = self.layout.split(params), self.layout.split(jax.lax.stop_gradient(params))
         own_key, next_key = jax.random.split(jax.random.fold_in(state.key, state.updates))
@@ -112,7 +114,7 @@ class SAC(DriftingNoise, ActorAndCritics[SACSettings]):
 
     @property
     def target_entropy(self) -> float:
-        """The entropy that a learned temperature keeps."""
+        """The target entropy of a learned temperature."""
         given = self.settings.target_entropy
         return -float(self.action_size) if given == "auto" else given
 

@@ -20,15 +20,15 @@ class TD3Settings(DDPGSettings):
     learning_rate: Positive = 1e-3
     """The actor's step size; may also be written inside `optimizer`."""
     critic_learning_rate: Positive | None = None
-    """The critics' step size, where it differs; may also be written inside `critic_optimizer`."""
+    """The critics' step size if it differs; may also be written inside `critic_optimizer`."""
     exploration: Noise = GaussianNoise()
-    """What is added to actions while learning; also spelled actions_exploration."""
+    """The noise on actions while learning; also spelled actions_exploration."""
     policy_delay: Count = 2
-    """How many updates of the critics go with one of the actor and the targets."""
+    """How many updates of the critics there are for each update of the actor and the targets."""
     target_noise: NonNegative = 0.2
     """The deviation of noise on the target actor's actions."""
     target_noise_clip: NonNegative = 0.5
-    """The most that this noise changes an action."""
+    """The largest change of an action by this noise."""
 
 
 class TD3(DDPG[TD3Settings]):
@@ -50,7 +50,7 @@ class TD3(DDPG[TD3Settings]):
     def actor_loss(
         self, params: dict[str, Any], frozen: dict[str, Any], state: TrainState, batch: Transitions
     ) -> Array:
-        """Zero but in every policy_delay-th update."""
+        """The actor's loss in every policy_delay-th update, else zero."""
 
         def loss(params: dict[str, Any]) -> Array:
             return super(TD3, self).actor_loss(params, frozen, state, batch)
@@ -59,7 +59,7 @@ class TD3(DDPG[TD3Settings]):
 
     @property
     def target_sync(self) -> TargetSync:
-        """Actor and targets wait for the critics."""
+        """The targets move only every policy_delay-th update."""
         return super().target_sync._replace(delay=self.settings.policy_delay)
 
     def _is_due(self, updates: Any) -> Array:

@@ -25,13 +25,13 @@ class TRPOSettings(ActorCriticSettings):
     cg_max_iterations: Count = 10
     """How many conjugate-gradient iterations find the direction."""
     cg_damping: NonNegative = 0.1
-    """What is added to the Fisher matrix's diagonal."""
+    """The damping that is added to the Fisher matrix's diagonal."""
     ls_max_iterations: Count = 10
-    """How often a step that does not help is shortened; then it is not taken."""
+    """How often a step without improvement is shortened before it is given up."""
     ls_accept_ratio: Unit = 0.1
-    """The part of the first-order improvement that the real one must reach."""
+    """The share of the first-order improvement that the real improvement must reach."""
     optimizer: OptimizerSpec = Field(default=NaturalGradient(), exclude=True)
-    """Follows from the settings above."""
+    """The natural gradient with the settings above."""
     baseline_optimizer: OptimizerSpec | None = MultiStep(num_steps=10, optimizer=Adam())
     """How the value network is fitted after each step of the policy."""
 
@@ -48,7 +48,7 @@ class TRPOSettings(ActorCriticSettings):
         search = OptimizedStep(
             optimizer=step, ls_max_iterations=self.ls_max_iterations, ls_accept_ratio=self.ls_accept_ratio
         )
-        # The model is frozen for everyone else; this completes it.
+        # The model is frozen; this completes its construction.
         object.__setattr__(self, "optimizer", search)
         return self
 

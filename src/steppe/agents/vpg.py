@@ -26,7 +26,7 @@ class VPGSettings(ActorCriticSettings):
     normalize_advantages: Flag = False
     """Whether advantages are shifted and scaled to mean 0 and variance 1 in each minibatch."""
     entropy_coefficient: NonNegative = 0.01
-    """The weight of the entropy bonus that keeps the policy exploring."""
+    """The weight of the entropy bonus, which favours exploration."""
 
 
 class VPG(ActorCritic[VPGSettings]):

@@ -25,7 +25,8 @@ def compact(state: ReplayState) -> ReplayState:
 def restore(template: ReplayState, saved: ReplayState) -> ReplayState:
     """The inverse of `compact`; `template` only needs shapes and dtypes.
 
-    Also restores what older versions saved: all rows, with whole observations. ValueError if it is of another memory.
+    Also restores the format of older versions: all rows, with whole observations. ValueError if it is that of another
+    memory.
     """
     head, filled = int(saved.head), int(saved.filled)
     rows = template.timesteps.rewards.shape[0]

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 def check(spec: ExperimentSpec, resumed: Path | None = None) -> list[str]:
-    """Builds everything that the experiment needs; returns notices of what will have no effect.
+    """Builds everything that the experiment needs; returns notices of settings without effect.
 
     The engine is kept for a run of the same experiment in this process; `release` closes it. `resumed` is the folder of
     the run that will continue. Raises a UserError for whatever cannot work: unknown agents and settings, networks that

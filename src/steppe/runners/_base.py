@@ -28,13 +28,13 @@ class Progress:
     episode: int = 0
     update: int = 0
     mean_return: float | None = None
-    """Of the last 100 episodes."""
+    """The mean return of the last 100 episodes."""
     mean_length: float | None = None
     best_return: float | None = None
     steps_per_second: float = 0.0
     """0 while it is unknown: the first chunk includes compilation."""
     seconds: float = 0.0
-    """Spent training, over all starts of this run."""
+    """The time spent training, over all starts of this run."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     notices: tuple[str, ...] = ()
     """All notices since the start."""
@@ -58,7 +58,7 @@ class RunOutcome:
     seconds: float
     notices: list[str]
     evaluation: FinalEvaluation | None = None
-    """Of the policies that it left, if they were evaluated."""
+    """The evaluation of the saved policies, if there was one."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Chunk:
     is_healthy: bool
     """Whether every loss was a finite number."""
     fault: EnvironmentFault | None = None
-    """What went wrong in an environment after these iterations, which are complete."""
+    """The failure of an environment after these iterations, which are complete."""
     figures: Mapping[str, float] = field(default_factory=dict)
     """Current values such as the number of workers, reported even if there was no iteration."""
 
@@ -91,9 +91,9 @@ class Engine(ABC):
     """Collects timesteps and learns from them. The attributes with a value are defaults that a run mode may change."""
 
     agent: Any
-    """None for a policy of the user's own."""
+    """The agent; None for a policy of the user's own."""
     timesteps_per_iteration: int
-    """At most."""
+    """The most timesteps of one iteration."""
     most_iterations: int = 1024
     """The most iterations of one chunk."""
     least_iterations: int = 1
@@ -106,11 +106,11 @@ class Engine(ABC):
         "the environments start new episodes, since a gymnasium environment's state cannot be saved; everything else "
         "goes on exactly"
     )
-    """Told when a run is resumed and `exact_resume` is false."""
+    """The notice when a run is resumed and `exact_resume` is false."""
     settings_per_worker: tuple[str, ...] = ()
     """Settings of the agent that are divided among the workers, so that they differ for another number of workers."""
     shards: int = 1
-    """Over how many host devices the environments are spread."""
+    """The number of host devices that the environments are spread over."""
     rollout: Rollout | None = None
     """Collects in compiled environments; None if the environments are on the host."""
     envs: Any = None

@@ -39,7 +39,7 @@ def largest_size(spec: ExperimentSpec, agent: Any) -> int:
     """The largest size in bytes of the replay memory in this run; 0 if the agent has none."""
     if agent is None or agent.memory is None:
         return 0
-    # Here, since a learner with a policy of the user's own needs no JAX.
+    # Imported here, since a learner with a policy of the user's own needs no JAX.
     from steppe.runners.engines.learning import example_of
 
     memory = agent.memory

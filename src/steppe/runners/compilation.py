@@ -28,7 +28,7 @@ ENVS_PER_SHARD = 256
 
 
 def cache_folder() -> Path:
-    """Where compiled programs are kept: $STEPPE_CACHE, or the user's cache folder."""
+    """The folder of compiled programs: $STEPPE_CACHE, or the user's cache folder."""
     if given := os.environ.get("STEPPE_CACHE"):
         return Path(given)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "steppe" / "compiled"
@@ -44,7 +44,8 @@ def shards_for(num_envs: int, cores: int | None = None) -> int:
 
 
 def let_threads_compute(count: int) -> None:
-    """Before JAX is set up: `count` threads will call compiled programs at once, and share XLA's worker threads."""
+    """Limits XLA's worker threads for `count` threads that call compiled programs at once; called before JAX is set
+    up."""
     limit_xla_threads(max(1, min(count, available_cores())))
 
 

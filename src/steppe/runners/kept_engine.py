@@ -29,7 +29,7 @@ _kept: list[_Kept] = []
 
 
 def keep(spec: ExperimentSpec, spreading: Spreading, engine: Engine) -> None:
-    """Keeps an engine in place of the one before; `spreading` is what `make_engine` took beside the spec."""
+    """Keeps an engine in place of the one before; `spreading` are the other arguments of `make_engine`."""
     release()
     _kept.append(_Kept(spec, spreading, engine))
 

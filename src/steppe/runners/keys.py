@@ -1,8 +1,8 @@
 """Random keys whose numbers are drawn in one pass.
 
 The numbers are those of `jax.random.key`, bit for bit (Threefry-2x32 with 20 rounds, Salmon et al. 2011). On CPUs XLA
-draws those in a loop of many small steps, which costs a rollout of few environments more than its matrix products, and
-0.7 s to compile wherever something is drawn; written out it is one step, quicker to run and to compile.
+draws those in a loop of many small steps. That costs a rollout of few environments more than its matrix products, and
+0.7 s of compilation at every use; without the loop it runs and compiles faster.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PARITY = np.uint32(0x1BD11BDA)
 
 
 def make(seed: int) -> Array:
-    """A key."""
+    """The key of a seed."""
     return wrap(jax.random.key_data(jax.random.key(seed)))
 
 

@@ -1,4 +1,4 @@
-"""How many cores share a large update: computed from the spec, since JAX must know it before it starts."""
+"""The number of cores that share a large update, computed from the spec, since JAX must know it before it starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From an experiment's spec to the engine that trains it."""
+"""Builds the engine that trains an experiment."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ PARALLEL = {
 
 
 def notices_for(spec: ExperimentSpec) -> list[str]:
-    """What a user should know of settings that have no effect here."""
+    """Notices of settings that have no effect in this experiment."""
     notices = [
         *spec.notices,
         *_unused_cluster(spec),
@@ -62,7 +62,7 @@ def notices_for(spec: ExperimentSpec) -> list[str]:
 
 
 def _unused_cluster(spec: ExperimentSpec) -> list[str]:
-    """A sentence if a cluster is described that nothing asks for; files of the old tfcli always name one."""
+    """A notice if the experiment describes a cluster that it does not use; files of the old tfcli always name one."""
     if spec.cluster is None or spec.platform == "kubernetes":
         return []
     named = f'cluster "{spec.cluster.name}"' if spec.cluster.name is not None else "a cluster"
@@ -73,7 +73,7 @@ def _unused_cluster(spec: ExperimentSpec) -> list[str]:
 
 
 def _too_short_to_learn(spec: ExperimentSpec) -> list[str]:
-    """A sentence where a run ends before an agent with a replay memory begins to learn."""
+    """A notice if the run ends before an agent with a replay memory begins to learn."""
     settings: Any = spec.agent.settings_as(agent_class(spec.agent).Settings)
     total, waits = spec.limits[1], settings.timesteps_before_learning
     if total is None or not waits:
@@ -89,7 +89,7 @@ def _too_short_to_learn(spec: ExperimentSpec) -> list[str]:
 
 
 def is_compiled(spec: ExperimentSpec) -> bool:
-    """Whether the environment runs as a compiled twin."""
+    """Whether the environment is the compiled one."""
     environment = spec.environment
     return environment.backend == "compiled" or (
         _could_be_compiled(environment) and environment.vectorization == "auto"
@@ -97,7 +97,7 @@ def is_compiled(spec: ExperimentSpec) -> bool:
 
 
 def runs_compiled(spec: ExperimentSpec) -> bool:
-    """Whether the whole loop is compiled, which rollouts counted in episodes cannot be."""
+    """Whether the whole loop is compiled, which is impossible if rollouts are counted in episodes."""
     return is_compiled(spec) and not _counts_episodes(spec)
 
 
@@ -106,12 +106,13 @@ def _could_be_compiled(environment: EnvironmentSpec) -> bool:
 
 
 def num_envs_of(spec: ExperimentSpec) -> int:
-    """As the experiment says, else as suits the agent in this kind of environment."""
+    """The experiment's num_envs, or the agent's default for this kind of environment."""
     return spec.num_envs or spec.agent.defaults.num_envs or agent_class(spec.agent).default_num_envs
 
 
 def check_object(spec: ExperimentSpec) -> None:
-    """Refuses what is an object of this process where others make environments, or an instance for several."""
+    """Refuses environment objects of this process if other processes make environments, and an instance if several are
+    needed."""
     environment = spec.environment
     if not any(id.startswith(IN_PROCESS) for id in (environment.id, *(each["type"] for each in environment.wrappers))):
         return
@@ -135,7 +136,7 @@ def check_object(spec: ExperimentSpec) -> None:
 
 
 def shards_of(spec: ExperimentSpec, cores: int | None = None) -> int:
-    """Over how many host devices the environments are best spread; one if the agent or the environment rules it out."""
+    """The best number of host devices for the environments; one if the agent or the environment cannot be spread."""
     if not _can_spread(spec):
         return 1
     if runs_compiled(spec):
@@ -146,7 +147,7 @@ def shards_of(spec: ExperimentSpec, cores: int | None = None) -> int:
 
 
 def xla_threads_of(spec: ExperimentSpec, cores: int | None = None) -> int:
-    """How many threads of XLA share the products of an update; one for agents without a replay memory."""
+    """The number of XLA's threads that share the products of an update; one for agents without a replay memory."""
     if agent_class(spec.agent).experience != "transitions":
         return 1
     from steppe.runners.large_updates import threads_for
@@ -159,10 +160,10 @@ def _can_spread(spec: ExperimentSpec) -> bool:
 
 
 def make_engine(spec: ExperimentSpec, shards: int | None = None, xla_threads: int | None = None) -> Engine:
-    """Environments, agent and engine; everything that can be wrong with a spec is found here.
+    """Builds environments, agent and engine, and finds every mistake in the spec.
 
-    `shards` is the number of host devices that a checkpoint keeps, `xla_threads` that of threads which share a
-    product; None chooses for this machine.
+    `shards` and `xla_threads` are the numbers of host devices and of threads that share a product, as in a checkpoint;
+    None chooses them for this machine.
     """
     check_object(spec)
     if spec.run_mode != "single":
@@ -179,7 +180,7 @@ def make_engine(spec: ExperimentSpec, shards: int | None = None, xla_threads: in
 def checked_engine(
     spec: ExperimentSpec, shards: int | None = None, xla_threads: int | None = None
 ) -> tuple[Engine, list[str]]:
-    """As `make_engine`, after all that is known to fail later was refused; with notices of the run mode."""
+    """`make_engine` after refusing everything that would fail later; returns the notices of the run mode too."""
     check_object(spec)
     if spec.run_mode != "single":
         return import_module(PARALLEL[spec.run_mode]).checked_engine(spec)
@@ -231,7 +232,7 @@ def _host_engine(spec: ExperimentSpec, num_envs: int, shards: int) -> Engine:
 
 
 def preprocessing_of(spec: ExperimentSpec, observation: Space) -> Preprocessing | None:
-    """What the agent's settings say is done to observations of this space."""
+    """The preprocessing of observations of this space, from the agent's settings."""
     stages = spec.agent.settings_as(agent_class(spec.agent).Settings).states_preprocessing
     if stages is None:
         return None
@@ -246,7 +247,8 @@ def preprocessing_of(spec: ExperimentSpec, observation: Space) -> Preprocessing 
 
 
 def _counts_episodes(spec: ExperimentSpec) -> bool:
-    """Whether rollouts are of a length that only shows on the way, which a compiled loop cannot have."""
+    """Whether rollouts are counted in episodes, so that their length is not known in advance, as a compiled loop needs
+    it."""
     if not spec.agent.settings_as(agent_class(spec.agent).Settings).counts_episodes:
         return False
     if spec.environment.backend == "compiled":
@@ -263,14 +265,14 @@ def _counts_episodes(spec: ExperimentSpec) -> bool:
 
 
 def make_agent(spec: ExperimentSpec, envs: Any, num_envs: int, shards: int, preprocessing: Preprocessing | None) -> Any:
-    """The agent for environments that show what preprocessing has made of them."""
+    """The agent for environments with preprocessed observations."""
     return make(spec.agent, situation_of(spec, envs, num_envs, shards, preprocessing))
 
 
 def situation_of(
     spec: ExperimentSpec, envs: Any, num_envs: int, shards: int, preprocessing: Preprocessing | None
 ) -> AgentContext:
-    """Where the agent of an experiment finds itself in these environments."""
+    """The context of the experiment's agent for these environments."""
     from steppe.agents._base import AgentContext
 
     rewards = spec.agent.settings_as(agent_class(spec.agent).Settings).reward_preprocessing
@@ -297,7 +299,7 @@ def situation_of(
 
 
 def _stacked_frames(spec: ExperimentSpec, preprocessing: Preprocessing | None) -> tuple[int, int] | None:
-    """(how many frames an observation is, along which axis), where it is a stack of them."""
+    """(number of frames, their axis) if an observation is a stack of frames."""
     if preprocessing is not None:
         return preprocessing.stacked_frames
     if not plays_atari(spec.environment):

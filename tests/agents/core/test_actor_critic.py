@@ -1,4 +1,5 @@
-"""What the policy-gradient agents share: values of successors, two optimisers, noise in parameters, several devices."""
+"""Common parts of policy-gradient agents: values of successors, two optimisers, noise in parameters, several
+devices."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ REGULARIZED = NetworkSpec([{"type": "dense", "size": 4, "activation": "tanh", "l
 
 
 def is_policy(agent):
-    """Which entries of the vector are the policy's [P]."""
+    """A mask [P] of the policy's parameters."""
     start = agent.layout.start_of("value")
     return np.arange(agent.layout.size) < start
 
@@ -32,7 +33,7 @@ def test_successors_are_valued_as_what_followed_or_would_have_followed(
     assert trajectory.terminated[:-1].any()
     assert trajectory.truncated.any() == truncates
     if not truncates:
-        # What was cut before goes on now: the next row is what followed.
+        # The episodes that were truncated before now continue: the next row is the successor.
         goes_on = ~trajectory.terminated[:-1, :, None]
         trajectory.next_observations[:-1] = np.where(
             goes_on, trajectory.observations[1:], trajectory.next_observations[:-1]
@@ -51,7 +52,7 @@ def test_successors_are_valued_as_what_followed_or_would_have_followed(
 
 @pytest.fixture(scope="module")
 def two_optimizers(make_agent):
-    """A policy and a value network that each have an optimiser of their own."""
+    """A policy and a value network with one optimiser each."""
     return make_agent(
         "ppo",
         Discrete(3),
@@ -77,7 +78,7 @@ def test_two_optimisers_follow_the_same_gradient_each_at_its_own_rate(make_agent
     for name in plain:
         assert metrics[name].item() == pytest.approx(plain[name].item(), rel=1e-4, abs=1e-6), name
     rates = np.where(is_policy(both), 0.1, 0.02)
-    # Both at once, as run modes do that take the gradient elsewhere, and one after the other, as an update does.
+    # Both at once, as in distributed run modes, and one after the other, as in an update.
     applied = jax.jit(both.apply)(state, gradients)
     stepped, _ = jax.jit(both.step)(state, batch)
     for after in (applied, stepped):
@@ -170,7 +171,7 @@ def test_the_value_of_a_baseline_is_that_of_its_layers(make_agent, shaken, rando
     for seen, valued in ((trajectory.observations, values), (trajectory.next_observations, next_values)):
         features = np.maximum(in_numpy.dense(tensors, "value/torso/0_dense", seen), 0.0)
         expected = in_numpy.dense(tensors, "value/head", features)[..., 0]
-        # Nothing follows a terminated episode: what stands there is never used.
+        # A terminated episode has no successor: the values there are never used.
         used = np.ones_like(expected, bool) if valued is values else ~trajectory.terminated
         np.testing.assert_allclose(np.asarray(valued)[used], expected[used], rtol=1e-4, atol=1e-5)
 
@@ -223,7 +224,7 @@ def test_noise_in_the_parameters_is_drawn_anew_for_each_rollout_and_only_for_act
 
 
 def test_actions_drawn_with_noisy_parameters_have_the_probability_they_were_drawn_with(make_agent, shaken):
-    """Also for Gaussian actions, whose spread is a parameter like any other."""
+    """Gaussian actions are included, whose `log_std` is a noisy parameter too."""
     agent = make_agent("ppo", Box((2,)), horizon=4, minibatches=1, variable_noise=0.5)
     state = shaken(agent)
     actor_params = agent.actor_params(state)
@@ -264,7 +265,7 @@ def test_regularised_layers_add_their_penalty_to_the_loss(make_agent, shaken, ra
         np.testing.assert_allclose(change, pulled, atol=1e-5)
 
 
-# So long a step that devices would shorten it differently, if each went by what it saw itself.
+# The step is so long that devices would shorten it differently if each used only its own samples.
 SEARCHED = {
     "optimizer": {"type": "optimized_step", "ls_accept_ratio": 0.7, "optimizer": "gradient_descent"},
     "learning_rate": 2.0,

@@ -1,4 +1,4 @@
-"""Generalised advantages, V-trace targets and lambda-returns against sums written out by hand."""
+"""Generalised advantages, V-trace targets and lambda-returns against explicit sums."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ compiled_vtrace = jax.jit(vtrace)
 compiled_returns = jax.jit(lambda_returns)
 numbers = st.floats(-10, 10, width=32)
 factors = st.sampled_from([0.0, 0.5, 0.9, 0.99, 1.0])
-# Every length is a program to compile.
+# Every length needs a compilation.
 shapes = st.sampled_from([1, 2, 5, 12])
 
 
@@ -31,7 +31,7 @@ def draw(data, timesteps, envs):
 
 
 def episode_end(terminated, truncated, t, n):
-    """The last row of the episode that row t of environment n belongs to, or of the array."""
+    """The last row of the episode of row t in environment n, or of the array."""
     while t < len(terminated) - 1 and not (terminated[t, n] or truncated[t, n]):
         t += 1
     return t
@@ -49,7 +49,7 @@ def by_definition(rewards, values, next_values, terminated, truncated, discount,
 
 
 def monte_carlo(rewards, values, next_values, terminated, truncated, discount):
-    """The discounted rewards of the rest of the episode, plus the value of what comes after it, minus the value."""
+    """The discounted rewards of the rest of the episode, plus the value of its last successor, minus the value."""
     advantages = np.zeros(rewards.shape)
     for t, n in np.ndindex(rewards.shape):
         end = episode_end(terminated, truncated, t, n)
@@ -72,7 +72,7 @@ def test_advantages_are_the_sums_of_the_definition(data, timesteps, envs, discou
 @given(data=st.data(), timesteps=shapes, discount=factors)
 def test_lambda_1_gives_monte_carlo_returns_minus_values(data, timesteps, discount):
     _, values, next_values, terminated, truncated = arrays = draw(data, timesteps, 3)
-    # Only where the value of a successor is the value of the next row do the errors of an episode telescope.
+    # The errors of an episode telescope only if the value of each successor is that of the next row.
     next_values[:-1] = np.where(terminated[:-1] + truncated[:-1] > 0, next_values[:-1], values[1:])
     expected = monte_carlo(*arrays, discount)
     np.testing.assert_allclose(compiled(*arrays, discount, 1.0), expected, rtol=1e-4, atol=1e-3)
@@ -120,14 +120,14 @@ def test_environments_do_not_see_each_other():
 
 
 def followed(arrays):
-    """The same arrays, but inside an episode the value of a successor is the value of the next row."""
+    """The same arrays, with the next row's value as that of the successor within an episode."""
     rewards, values, next_values, terminated, truncated = arrays
     next_values[:-1] = np.where(terminated[:-1] + truncated[:-1] > 0, next_values[:-1], values[1:])
     return rewards, values, next_values, terminated, truncated
 
 
 def vtrace_by_definition(arrays, log_ratios, discount, trace_lambda, clip):
-    """(v, advantages): eq. 1 of arXiv:1802.01561 as the sum it is, and the advantage of its section 4.2."""
+    """(v, advantages): the sum in eq. 1 of arXiv:1802.01561, and the advantage of its section 4.2."""
     rewards, values, next_values, terminated, truncated = (array.astype(np.float64) for array in arrays)
     ratios = np.exp(log_ratios.astype(np.float64))
     rho, c = np.minimum(clip, ratios), trace_lambda * np.minimum(1.0, ratios)
@@ -183,7 +183,7 @@ def test_actions_that_the_newer_policy_would_not_take_change_nothing():
 
 
 def forward_view(rewards, next_values, terminated, truncated, discount, trace_lambda):
-    """(1 - lambda) sum of lambda^(n-1) times the n-step return; the last one takes all the weight that is left."""
+    """(1 - lambda) sum of lambda^(n-1) times the n-step return; the last one has all the remaining weight."""
     returns = np.zeros(rewards.shape)
     for t, env in np.ndindex(rewards.shape):
         end = episode_end(terminated, truncated, t, env)

@@ -1,4 +1,4 @@
-"""What agents with an actor and critics share: two learning rates, other layers for critics, uniform first actions."""
+"""Common parts of agents with an actor and critics: two learning rates, layers of critics, uniform first actions."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_critics_may_have_an_optimiser_of_their_own(checked, make_agent, shaken,
     state = shaken(made)
     gradients = np.full(state.params.shape, 0.01, np.float32)
     steps = np.asarray(made.apply(state, gradients).params) - np.asarray(state.params)
-    # Gradient descent goes its rate times the gradient; Adam's first step is as long as its rate.
+    # The step of gradient descent is its rate times the gradient; Adam's first step has the length of its rate.
     np.testing.assert_allclose(steps[: made.first_of_critics], -0.005, rtol=1e-3)
     np.testing.assert_allclose(steps[made.first_of_critics :], -0.1, rtol=1e-2)
 
@@ -140,7 +140,7 @@ def test_the_action_joins_an_image_after_its_convolutions(make_agent, shaken):
 
 
 def branches(*last: Any, **options: Any) -> list[Any]:
-    """A critic as TensorForce's examples have it: a branch for the state, which the action joins."""
+    """A critic of TensorForce's examples: a branch for the state, which the action joins."""
     first = [{"type": "input", "names": ["state"]}, {"type": "linear", "size": 6}, {"type": "output", "name": "seen"}]
     join = {"type": "input", "names": ["seen", "action"]} | options
     return [first, [join, *(last or [{"type": "linear", "size": 5}, {"type": "layer_norm"}])]]

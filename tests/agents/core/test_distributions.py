@@ -18,7 +18,7 @@ RNG = np.random.default_rng(5)
 
 
 def compiled(space, name="auto"):
-    """The family with each method as one program: operation by operation they would take ten times as long."""
+    """The distribution with compiled methods, which take a tenth of the time."""
     made = distribution_for(space, "ppo", name)
     methods = {method: jax.jit(getattr(made, method)) for method in ("log_prob", "entropy", "kl")}
     return SimpleNamespace(kind=made.kind, outputs=made.outputs, **methods)
@@ -111,7 +111,7 @@ def test_probabilities_of_all_actions_sum_to_one():
 
 
 def drawn(agent, outputs, count, seed=11):
-    """`count` actions drawn in JAX by an agent whose network puts out the same [outputs] each time."""
+    """`count` actions drawn in JAX by an agent whose network always has the same [outputs]."""
     noise = agent.draw_noise(jax.random.key(seed), (count,))
     rows = jnp.broadcast_to(outputs, (count, len(outputs)))
     log_std = jnp.asarray([-1.0, 0.5])
@@ -244,7 +244,7 @@ def family(name):
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_divergence_is_the_mean_difference_of_log_probabilities(name):
-    """Over all actions where they can be counted, else over many that SciPy drew."""
+    """The mean is over all actions if they are finite, else over many samples of SciPy's."""
     distribution, space, size = family(name)
     rng = np.random.default_rng(6)
     old, new = rng.normal(0.0, 0.7, (2, size)).astype(np.float32)

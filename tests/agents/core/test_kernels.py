@@ -1,4 +1,4 @@
-"""Small functions as one kernel: the same numbers, and really one kernel."""
+"""Small functions compiled as one kernel give the same numbers, and are one kernel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Working in chunks gives what working on the whole gives."""
+"""Computing in chunks gives the same results as computing at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Noise on continuous actions: its statistics, and how it starts each episode."""
+"""Noise on continuous actions: its statistics, and its initial state in each episode."""
 
 from __future__ import annotations
 
@@ -66,14 +66,14 @@ def test_drifting_noise_has_the_statistics_of_its_process(make_agent, agent):
     for lag in (1, 3):
         correlation = np.corrcoef(actions[lag:].ravel(), actions[:-lag].ravel())[0, 1]
         assert correlation == pytest.approx((1 - theta) ** lag, abs=0.03)
-    # Elements of an action and environments drift apart.
+    # The noise differs between elements of an action and between environments.
     assert abs(np.corrcoef(actions[..., 0].ravel(), actions[..., 1].ravel())[0, 1]) < 0.05
     assert abs(np.corrcoef(actions[:, 0, 0], actions[:, 1, 0])[0, 1]) < 0.25
 
 
 @pytest.mark.parametrize(("theta", "sigma"), [(0.05, 0.3), (0.3, 0.5)])
 def test_an_agent_that_draws_its_actions_may_draw_them_with_drifting_noise(make_agent, theta, sigma):
-    """tanh(mean + deviation x), where x is the process instead of independent normal numbers."""
+    """tanh(mean + deviation x), in which x is the process instead of independent normal numbers."""
     exploration = {"type": "ornstein_uhlenbeck", "theta": theta, "sigma": sigma}
     agent = make_agent("sac", BOUNDED, drifting_noise=exploration, learning_starts=0)
     assert agent.initial_internals((3,))["drift"].shape == (3, 2)

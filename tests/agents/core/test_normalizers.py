@@ -1,4 +1,4 @@
-"""Running statistics against NumPy over everything at once."""
+"""Running statistics against NumPy's over all values."""
 
 from __future__ import annotations
 

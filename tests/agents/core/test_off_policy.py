@@ -1,4 +1,4 @@
-"""What agents with a replay memory share: targets that follow, memories as described, and when learning starts."""
+"""Common parts of agents with a replay memory: target networks, memory settings, and the start of learning."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_several_updates_each_time_move_the_targets_each_time(make_agent, shaken
     after, metrics = jax.jit(agent.update)(state, random_transitions(FOUR))
     assert after.updates == 3
     assert metrics["priorities"].shape == (12,)
-    # The copy was made after the second of the three steps.
+    # The target was copied after the second of the three steps.
     assert np.any(np.asarray(after.target) != np.asarray(after.params))
     assert np.any(np.asarray(after.target) != np.asarray(state.target))
 
@@ -160,7 +160,7 @@ def test_natural_gradients_are_refused(checked, agent):
     [
         ({"learning_starts": 100, "batch_size": 8}, 2, 100),
         ({"learning_starts": 0, "batch_size": 8}, 2, 8),
-        # What a memory has no room for cannot be waited for.
+        # The agent must not wait for more timesteps than the memory can hold.
         ({"learning_starts": 1000, "batch_size": 8, "memory": {"capacity": 64}, "update_frequency": 4}, 2, 64),
     ],
 )
@@ -181,7 +181,7 @@ def test_a_falling_learning_rate_ends_with_the_last_update(make_agent, random_tr
         optimizer="gradient_descent",
         context={"total_timesteps": 64},
     )
-    # 64 timesteps are 8 rollouts of 8; the fifth brings the 40 that are waited for, so 4 rollouts learn, twice each.
+    # 64 timesteps are 8 rollouts of 8; the fifth reaches the 40 that are required, so 4 rollouts learn, twice each.
     total = 4 * 2
     state = agent.init(jax.random.key(0))
     update = jax.jit(agent.update)
@@ -214,7 +214,7 @@ def test_targets_follow_however_many_steps_a_wrapper_takes_at_once(make_agent, s
         before, (state, _) = state, update(state, random_transitions(FOUR))
         if np.any(np.asarray(state.target) != np.asarray(before.target)):
             moved.append(int(state.updates))
-    # A multiple of ten lies within each of these calls of seven updates.
+    # Each of these calls of seven updates contains a multiple of ten.
     assert moved == [14, 21, 35, 42]
 
 

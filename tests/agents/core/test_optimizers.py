@@ -1,4 +1,4 @@
-"""Optimisers against their equations in NumPy, and those that wrap others by what they do."""
+"""Optimisers against their equations in NumPy, and the effects of those that wrap others."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ NAMED = [
 
 
 def by_equation(spec, gradients=GRADIENTS, rate_at=lambda t: 0.01, longest=math.inf):
-    """The parameters after each gradient, with the settings that the spec has."""
+    """The parameters after each gradient, with the settings of the spec."""
     options = read(spec).model_dump()
     equation = getattr(Equations(**options), options["type"])
     params, path = PARAMS.astype(np.float64), []
@@ -126,7 +126,7 @@ def by_equation(spec, gradients=GRADIENTS, rate_at=lambda t: 0.01, longest=math.
 def test_each_optimiser_follows_its_equations(spec):
     path, expected = run(spec), by_equation(spec)
     np.testing.assert_allclose(path, expected, rtol=2e-4, atol=2e-6)
-    # The options count: with others the path would be another one.
+    # The options matter: with others the path differs.
     if len(spec) > 1:
         assert np.max(np.abs(expected - by_equation({"type": spec["type"]}))) > 1e-3
 
@@ -194,13 +194,13 @@ def test_an_exponential_fall_to_zero_is_refused(checked):
 
 
 class Points(NamedTuple):
-    """What the toy below learns from: [B, 3]."""
+    """The batches of `Bowl`: [B, 3]."""
 
     where: jax.Array
 
 
 class Bowl:
-    """A stand-in for an agent: the mean squared distance from points, by gradient descent with a rate of its own."""
+    """A fake agent that minimises the mean squared distance from points by gradient descent."""
 
     def __init__(self, rate=0.1, spec="gradient_descent"):
         self.transform = make_transform(read(spec), rate, None)
@@ -289,12 +289,12 @@ def test_a_subsampling_step_sees_a_random_part_of_the_batch():
     state, seen = bowl.state(), []
     for _ in range(8):
         after, _ = take(state)
-        # Gradient descent on this loss reveals the mean of the points that it saw.
+        # One step of gradient descent on this loss shows the mean of its points.
         seen.append(np.asarray(state.params + (after.params - state.params) / 0.1, np.float64))
         state = after
     means = np.array(seen)
     assert len(np.unique(means.round(4), axis=0)) == 8
-    # Each is the mean of 5 of the 20 points: of no fewer and no more, which would be more or less spread.
+    # Each is the mean of exactly 5 of the 20 points: the spread would differ for another number.
     spread = POINTS.where.std(0, ddof=1) * np.sqrt((1 - 5 / 20) / 5)
     assert np.all(np.abs(means.mean(0) - POINTS.where.mean(0)) < 4 * spread / np.sqrt(8))
     assert np.all(means.std(0, ddof=1) < 2.5 * spread)
@@ -313,7 +313,7 @@ def test_an_optimized_step_is_shortened_until_the_loss_falls():
     after, _ = stepped(spec, Bowl(rate=3.0))
     goal = POINTS.where.mean(0)
     np.testing.assert_allclose(after.params - goal, -0.5 * (PARAMS - goal), rtol=1e-4)
-    # Asked for half of what the slope promises, the step must be halved until it ends before the bottom.
+    # With a required ratio of half of the slope's promise, the step must be halved until it ends before the minimum.
     strict = spec | {"ls_accept_ratio": 0.6}
     after, _ = stepped(strict, Bowl(rate=3.0))
     np.testing.assert_allclose(after.params - goal, 0.25 * (PARAMS - goal), rtol=1e-4)

@@ -1,4 +1,4 @@
-"""Values of every action: dueling and noisy heads, quantiles, and what a policy keeps of them."""
+"""Values of every action: dueling and noisy heads, quantiles, and their form in a policy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OBSERVATIONS = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
 
 
 def made(action, dueling=False, quantiles=1, noisy=False, seed=0):
-    """(network, parameters all away from zero)."""
+    """(network, its parameters, none near zero)."""
     network = QNetwork(NETWORK, action, dueling, quantiles, noisy)
     rng = np.random.default_rng(seed)
     params = network.draw_params(rng)

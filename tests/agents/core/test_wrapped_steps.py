@@ -14,7 +14,7 @@ from steppe.agents.core.wrapped_steps import conjugate_gradient, fisher_product,
 
 
 def positive_matrix(seed, size, smallest=0.3):
-    """Symmetric, with eigenvalues between `smallest` and 3."""
+    """A symmetric matrix with eigenvalues between `smallest` and 3."""
     rng = np.random.default_rng(seed)
     basis, _ = np.linalg.qr(rng.normal(size=(size, size)))
     return (basis * rng.uniform(smallest, 3.0, size)) @ basis.T
@@ -66,7 +66,7 @@ def test_damping_is_added_to_the_diagonal():
     )
     direction = np.linalg.solve(damped, gradient)
     np.testing.assert_allclose(step, np.sqrt(2 * 0.02 / (direction @ damped @ direction)) * direction, rtol=1e-3)
-    # The policy then changes by less than was asked for, never by more.
+    # The policy then changes by less than the requested divergence, never by more.
     assert 0.5 * step @ fisher @ step < 0.02
 
 

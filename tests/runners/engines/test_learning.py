@@ -1,4 +1,4 @@
-"""From collected timesteps to updates, the same for compiled and host environments."""
+"""Updates from collected timesteps, for compiled and host environments."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def make(type, total_timesteps=None, **settings):
 
 
 def made_up(agent, seed):
-    """A rollout of noise [T, N, ...]."""
+    """A random rollout [T, N, ...]."""
     rng = np.random.default_rng(seed)
     lead = (agent.horizon, ENVS)
     observations, following = rng.normal(size=(2, *lead, 3)).astype(np.float32)
@@ -52,7 +52,7 @@ def test_dqn_learns_only_once_enough_timesteps_were_collected(memory, updates):
         "dqn", update_frequency=4, updates=updates, batch_size=8, learning_starts=30, n_step=2, memory={"type": memory}
     )
     learner, history = trained(agent, 6)
-    # Each iteration brings 8 timesteps: the fourth is the first to have 30.
+    # Each iteration has 8 timesteps, so there are 30 from the fourth one on.
     assert [row["updates"] for row in history] == [0, 0, 0, updates, updates, updates]
     assert learner.agent.updates == 3 * updates
     assert [row["loss"] > 0 for row in history] == [False, False, False, True, True, True]

@@ -1,4 +1,4 @@
-"""Optimisers in place: the same steps as optax takes, and none lost when many threads step at once."""
+"""In-place optimisers take the steps of optax, and lose none if many threads step at once."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_a_falling_rate_falls_in_a_compiled_program_too(decay):
 def test_concurrent_additions_to_statistics_survive():
     optimizer, params = optimizer_of(spec_of("rmsprop", decay=0.5), 2, 0.1), np.zeros(2, np.float32)
     before = optimizer.statistics.copy()
-    # Both are told from the same statistics, as by two threads at once.
+    # Both are computed from the same statistics, as by two threads at once.
     computed = [optimizer.rule.compute(np.full(2, size, np.float32), before, 0, np) for size in (2.0, 4.0)]
     for each in computed:
         optimizer.move(params, each.change, np.array(each.increments))
@@ -154,7 +154,7 @@ def test_restored_statistics_go_on_bit_for_bit(kind):
     first = optimizer_of(spec_of(kind), 40, 0.1)
     half = stepped(first, params, gradients[:3])
     kept = first.arrays()
-    stepped(first, half, gradients)  # What was handed out is not written into.
+    stepped(first, half, gradients)  # this must not change the copies
     second = optimizer_of(spec_of(kind), 40, 0.1)
     second.restore(kept)
     np.testing.assert_array_equal(stepped(second, half, gradients[3:]), whole)
@@ -181,7 +181,7 @@ def test_no_step_of_any_thread_goes_uncounted():
     for thread in threads:
         thread.join()
     assert optimizer.arrays()["count"] == 2000
-    # Adam's steps against a constant gradient are as long as the learning rate; few are lost to races.
+    # Adam's steps against a constant gradient have the length of the learning rate; few are lost to races.
     assert np.all(np.abs(params + 2.0) < 0.2)
 
 

@@ -1,4 +1,4 @@
-"""Evaluations against the same episodes played by hand."""
+"""Evaluations against the same episodes, played step by step."""
 
 from __future__ import annotations
 
@@ -77,14 +77,14 @@ def test_the_same_seed_gives_the_same_episodes_and_another_seed_others():
 
 
 def test_an_evaluations_seeds_differ_from_those_of_the_run():
-    # Runs without a seed of their own draw one below, and so do evaluations on the way.
+    # Runs without a seed draw one below FIRST_SEED, and so do evaluations during training.
     seeds = [fresh_seed(seed) for seed in (0, 1, 2, 2**32 - 1)]
     assert len(set(seeds)) == 4
     assert all(FIRST_SEED <= seed < 2**32 - 100 for seed in seeds)
 
 
 class Watch:
-    """A clock on which each look takes a second."""
+    """A clock that advances by a second at each call."""
 
     def __init__(self):
         self.now = 0.0
@@ -97,7 +97,7 @@ class Watch:
 def test_in_the_second_half_of_its_time_an_evaluation_only_ends_episodes():
     spec = place(GYMNASIUM, max_timesteps_per_episode=4)
     found = evaluate(steady_policy(), spec, episodes=50, num_envs=1, time_limit=TimeLimit(24.0, clock=Watch()))
-    # Five looks at the clock an episode: the third one began within the first 12 s.
+    # The clock is read five times per episode, so the third one began within the first 12 s.
     assert (found.episodes, found.lengths) == (3, (4, 4, 4))
 
 

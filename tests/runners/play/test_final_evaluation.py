@@ -1,4 +1,4 @@
-"""The evaluation at the end of a run, on policies whose returns are known, and around real training."""
+"""The evaluation at the end of a run, on policies with known returns, and after real training."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NEVER = lambda: None  # noqa: E731
 
 
 def leaning(timestep: int, action: int = 0) -> Policy:
-    """Pushes to one side: falls within some ten timesteps."""
+    """A policy that always pushes to one side, so that episodes have about ten timesteps."""
     spaces = (Box((4,)), Discrete(2))
     description = PolicyDescription("constant", "CartPole-v1", timestep, *spaces, head={"kind": "constant"})
     return Policy(description, {"constant/action": np.array(action)})
@@ -45,7 +45,7 @@ def place(environment=GYMNASIUM, **final):
 
 
 def actions_of(folder: Path) -> str:
-    """Which of the policies a folder holds."""
+    """The actions of the policy in a folder, which identify it."""
     kind = load_policy(folder).kind
     return "steady" if kind == "q_values" else "leaning"
 
@@ -55,7 +55,7 @@ def test_the_better_policy_is_kept_and_both_scores_are_written(tmp_path):
     found = evaluate_at_end(place(), folder, ended, NEVER)
     assert (found.handed_out, found.best.returns, ended.notices) == ("best", (50.0,) * 3, [])
     assert found.last.mean < 15
-    # The same episodes for both, which are those of steppe evaluate too.
+    # Both play the same episodes, which are also those of steppe evaluate.
     assert found.last == evaluate(leaning(100), place(), episodes=3, seed=1, num_envs=1)
     assert [actions_of(folder / name) for name in ("policy", "policy/last", "policy/best")] == [
         "steady",
@@ -181,7 +181,7 @@ def test_training_resumes_from_the_last_policy_even_if_the_best_was_kept(tmp_pat
     train(folder, longer, resume=True)
     files = [path / "policy" / "policy.safetensors" for path in (folder, tmp_path / "at once")]
     assert files[0].read_bytes() == files[1].read_bytes()
-    # What was said of the policies of then holds no more.
+    # The results of the earlier policies are removed.
     assert not (folder / "policy" / "last").exists()
     assert not (folder / "evaluation.json").exists()
 

@@ -1,4 +1,4 @@
-"""Recorded episodes against the same episodes played by hand."""
+"""Recorded episodes against the same episodes, played step by step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker says is heard, but not a flood of it."""
+"""A worker's output is captured up to a limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a Ray can place workers as an experiment wants them; test_engine.py of distributed has a real one do so."""
+"""Checks whether Ray can place an experiment's workers; distributed/test_engine.py uses a real Ray."""
 
 from __future__ import annotations
 

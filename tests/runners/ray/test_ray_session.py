@@ -1,4 +1,4 @@
-"""A Ray on demand: alone on loopback, guarded by a token, gone without a trace."""
+"""A Ray that is started for a run listens on loopback, needs a token, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ with ray_session(RaySpec(), cpus=2):
 
 @pytest.fixture
 def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where only this test's Ray has its folder: other tests start theirs meanwhile. Sockets need a short path."""
+    """A folder for this test's Ray alone, since other tests start theirs meanwhile. Sockets need a short path."""
     with tempfile.TemporaryDirectory(prefix="t-") as folder:
         monkeypatch.setenv("TMPDIR", folder)
         monkeypatch.setattr(tempfile, "tempdir", folder)
@@ -74,7 +74,7 @@ def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def answer_of(spec: RaySpec, token: str) -> str:
-    """What a process of its own says that joins a Ray and computes something there."""
+    """The output of a new process that joins a Ray and computes something there."""
     environment = os.environ | {"RAY_AUTH_TOKEN": token}
     environment.pop("RAY_AUTH_MODE", None)
     words = [sys.executable, "-c", JOINING, spec.model_dump_json()]
@@ -85,7 +85,7 @@ def answer_of(spec: RaySpec, token: str) -> str:
 def certificates(tmp_path: Path) -> TLSSpec:
     """A certificate for every address of this machine."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as outwards:
-        outwards.connect(("192.0.2.1", 9))  # sends nothing, but shows from which address it would
+        outwards.connect(("192.0.2.1", 9))  # sends nothing; its local address is this machine's
         names = f"IP:127.0.0.1,IP:{outwards.getsockname()[0]}"
     for line in (
         "req -x509 -newkey rsa:2048 -nodes -keyout ca.key -out ca.pem -days 2 -subj /CN=authority",
@@ -100,11 +100,11 @@ def certificates(tmp_path: Path) -> TLSSpec:
 
 @pytest.fixture
 def no_ray() -> Iterator[str]:
-    """The address of something that answers, but not as a Ray does."""
+    """The address of an HTTP server, which is not a Ray."""
 
     class Quiet(BaseHTTPRequestHandler):
         def log_message(self, *_: Any) -> None:
-            """Says nothing."""
+            """Logs nothing."""
 
     with HTTPServer(("127.0.0.1", 0), Quiet) as server:
         thread = threading.Thread(target=server.serve_forever)
@@ -117,7 +117,7 @@ def no_ray() -> Iterator[str]:
 def test_a_ray_of_its_own_keeps_to_loopback_and_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, temporary: Path
 ) -> None:
-    monkeypatch.setenv("RAY_ADDRESS", "10.255.255.1:6379")  # what others have set up is not what was asked for
+    monkeypatch.setenv("RAY_ADDRESS", "10.255.255.1:6379")  # this address must not be used
     before = dict(os.environ)
     handler, of_others = signal.getsignal(signal.SIGTERM), descendants(os.getpid())
     earlier = listening_sockets({os.getpid()})  # another test's server may still be closing
@@ -136,7 +136,7 @@ def test_a_ray_of_its_own_keeps_to_loopback_and_leaves_nothing(
         assert {address for _, address in listening} <= LOOPBACK
         assert signal.getsignal(signal.SIGTERM) is handler
         assert answer_of(RaySpec(address=session.address), token) == "42"
-        caplog.clear()  # of what a slow start may have been worth
+        caplog.clear()  # removes messages about a slow start
         with caplog.at_level("INFO", "steppe"):
             ray._private.worker.print_to_stdstream({"lines": ["a process died\nof something"]}, ignore_prefix=False)
         assert caplog.messages == ["Ray: a process died"]
@@ -201,7 +201,7 @@ def test_a_ray_for_other_machines_needs_a_token(monkeypatch: pytest.MonkeyPatch,
 
 
 class Reached(Exception):
-    """A node would be started now."""
+    """Raised instead of starting a node."""
 
 
 @pytest.mark.parametrize("variable", ["", "RAY_AUTH_TOKEN", "RAY_AUTH_MODE"])

@@ -1,1 +1,1 @@
-"""What the algorithms share."""
+"""The common parts of the algorithms."""

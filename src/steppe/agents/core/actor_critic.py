@@ -1,4 +1,4 @@
-"""Policy-gradient agents: settings, loss, and what is learned from a trajectory.
+"""Policy-gradient agents: settings, loss, and the targets computed from a trajectory.
 
 The networks are in `policy_value_networks`; gradient and step, which all agents share, in `loss_optimizer`.
 """
@@ -34,27 +34,28 @@ class ActorCriticSettings(OptimizerSettings):
     horizon: Count = 128
     """How many timesteps each environment takes between two updates."""
     rollout_timesteps: Count | None = None
-    """How many timesteps all environments together take instead; also update_mode.batch_size."""
+    """The timesteps of all environments together between two updates, instead of horizon; also
+    update_mode.batch_size."""
     rollout_episodes: Count | None = None
-    """How many episodes end between two updates instead; also update_mode.batch_size in episodes."""
+    """The episodes that end between two updates, instead of horizon; also update_mode.batch_size in episodes."""
     value_coefficient: NonNegative = 0.5
     """The weight of the value error in the loss."""
     entropy_coefficient: NonNegative = 0.0
-    """The weight of the entropy bonus that keeps the policy exploring; also spelled entropy_regularization."""
+    """The weight of the entropy bonus, which favours exploration; also spelled entropy_regularization."""
     normalize_advantages: Flag = True
     """Whether advantages are shifted and scaled to mean 0 and variance 1 in each minibatch."""
     share_network: Flag | None = None
     """Whether policy and value share all layers but the last; null: only for images."""
     baseline: BaselineSpec | None = None
-    """The value network, where it has other layers than the policy's; "none" learns no values at all."""
+    """The value network if its layers differ from the policy's; "none" learns no values at all."""
     baseline_optimizer: OptimizerSpec | None = None
-    """An optimiser of its own for the value network."""
+    """A separate optimiser for the value network."""
     baseline_learning_rate: Positive = 1e-3
     """That optimiser's step size; may also be written inside it."""
     distribution: DistributionName = "auto"
     """How actions are drawn: "categorical" or "bernoulli", "gaussian" or "beta"; also spelled distributions."""
     initial_log_std: Number = 0.0
-    """The logarithm of the first spread of Gaussian actions."""
+    """The logarithm of the initial standard deviation of Gaussian actions."""
     variable_noise: NonNegative = 0.0
     """The deviation of noise that is added to all parameters while acting, drawn anew for each rollout."""
 
@@ -74,7 +75,7 @@ class ActorCriticSettings(OptimizerSettings):
 
     @property
     def notices(self) -> tuple[str, ...]:
-        """Also of what has less effect than it seems."""
+        """Adds notices of settings that have less effect than expected."""
         more = []
         if not self.learns_values and self.rollout_episodes is None:
             more.append(
@@ -134,13 +135,14 @@ S = TypeVar("S", bound=ActorCriticSettings)
 
 
 class ActorCritic(PolicyAndValue[S], Generic[S]):
-    """A policy that follows advantages, and a value function that learns returns."""
+    """A policy trained on advantages, and a value function trained on returns."""
 
     cuts_batches = True
     lists_optimizers = True
 
     def policy_loss(self, log_probs: Array, old_log_probs: Array, advantages: Array) -> tuple[Array, Metrics]:
-        """[B] each -> the scalar to minimise, and metrics: the difference between policy-gradient agents."""
+        """The policy's loss, in which policy-gradient agents differ: [B] each -> the scalar to minimise, and
+        metrics."""
         raise NotImplementedError
 
     def loss_terms(
@@ -191,7 +193,7 @@ class ActorCritic(PolicyAndValue[S], Generic[S]):
         return self.batch_of(trajectory, self.behaviour_log_probs(state, trajectory), advantages, advantages + values)
 
     def standardized(self, batch: PolicyBatch) -> PolicyBatch:
-        """With advantages of mean 0 and variance 1 over all devices, if the settings ask for it."""
+        """Normalises advantages to mean 0 and variance 1 over all devices, if `normalize_advantages` is set."""
         if not self.settings.normalize_advantages:
             return batch
         centred = batch.advantages - self.pmean(weighted(batch.advantages, batch.weights).mean())
@@ -199,7 +201,7 @@ class ActorCritic(PolicyAndValue[S], Generic[S]):
         return batch._replace(advantages=centred / (deviation + 1e-8))
 
     def divergence(self, params: Array, state: TrainState, batch: PolicyBatch) -> Array:
-        """The Kullback-Leibler divergence of the policy at `params` from the one at `state.params`."""
+        """KL(policy at `state.params` || policy at `params`)."""
         observations = self.normalized(state.observations, batch.observations)
         policies = []
         for vector in (jax.lax.stop_gradient(state.params), params):
@@ -210,22 +212,22 @@ class ActorCritic(PolicyAndValue[S], Generic[S]):
 
     @property
     def discount(self) -> float:
-        """As set."""
+        """The agent's setting."""
         return self.settings.discount
 
     @property
     def gae_lambda(self) -> float:
-        """As set; without values the advantages are all rewards to come."""
+        """The agent's setting; 1 without values, so that advantages are the discounted rewards to come."""
         return self.settings.gae_lambda if self.learns_values else 1.0
 
     @property
     def resolved_settings(self) -> dict[str, Any]:
-        """With the distribution, and whether layers are shared."""
+        """Adds `distribution` and `share_network`."""
         return super().resolved_settings | {"distribution": self.kind, "share_network": self.shares_network}
 
     @property
     def optimizers(self) -> tuple[LossOptimizer, ...]:
-        """One for everything, or one for the policy and one for the value network."""
+        """One optimiser for all parameters, or one each for policy and value network."""
         settings = self.settings
         spec, baseline, rate = settings.optimizer, settings.baseline_optimizer, settings.learning_rate
         if baseline is None or not self.learns_values:
@@ -240,5 +242,5 @@ class ActorCritic(PolicyAndValue[S], Generic[S]):
 
 
 def weighted(values: Array, weights: Any) -> Array:
-    """Values by how much each counts, so that their mean is the weighted one."""
+    """Values times their weights, so that their mean is the weighted mean."""
     return values if isinstance(weights, tuple) else values * weights

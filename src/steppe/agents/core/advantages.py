@@ -1,7 +1,7 @@
 """Estimates from trajectories: advantages, V-trace targets and lambda-returns.
 
-Arrays are [T, N]. `next_values` are the values of the true successors. A terminated episode has no future; a truncated
-one has, so its successor's value still counts, but nothing flows back from the episode that follows it in the array.
+Arrays are [T, N]. `next_values` are the values of the true successors. At a termination the value of the successor is
+0; at a truncation it is bootstrapped. Nothing flows back from the next episode in the array.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ def vtrace(
     trace_lambda: float,
     clip: float,
 ) -> tuple[Array, Array]:
-    """(value targets, advantages) of a policy from what another one did (V-trace, arXiv:1802.01561 eq. 1).
+    """(value targets, advantages) of a policy from the actions of another one (V-trace, arXiv:1802.01561 eq. 1).
 
-    `log_ratios` are log-probabilities of the actions under the policy that learns minus those under the one that acted.
+    `log_ratios` are the actions' log-probabilities under the learning policy minus those under the one that acted.
     """
     ratios = jnp.exp(log_ratios)
     weights = jnp.minimum(clip, ratios)
@@ -59,7 +59,7 @@ def lambda_returns(
 ) -> Array:
     """Lambda-returns: one-step targets mixed with longer ones (Q(lambda), Peng and Williams 1996)."""
     goes_on = 1.0 - jnp.maximum(terminated, truncated)
-    # The last timestep, and those that end an episode, bootstrap from the value alone.
+    # The last timestep and the ends of episodes bootstrap from the value alone.
     flows = discount * trace_lambda * goes_on.at[-1].set(0.0)
     errors = rewards + discount * (1.0 - terminated) * next_values - flows * next_values
     return _backwards(errors, flows)

@@ -1,4 +1,4 @@
-"""Agents for continuous actions: an actor whose actions lie within +-1, and critics that value them."""
+"""Agents for continuous actions: an actor whose actions lie within +-1, and critics that estimate Q(s, a)."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from steppe.specs.learning.optimizer import Evolutionary, OptimizedStep, Optimiz
 from steppe.specs.spaces import Box, Part, Space
 
 ACTION = "action"
-"""What an input layer of a critic calls the action."""
+"""The name of the action in an input layer of a critic."""
 
 
 class ContinuousSettings(OffPolicySettings):
     """Settings of every agent with an actor and critics."""
 
     learning_starts: Natural = 1_000
-    """How many timesteps are collected, with actions from anywhere in their range, before the first update."""
+    """How many timesteps are collected, with uniformly random actions, before the first update."""
     max_gradient_norm: Positive | None = None
     """Longer gradients are shortened to this length; null leaves them as they are."""
     critic_network: NetworkSpec | None = None
-    """The critics' layers, where they differ from the actor's; the action joins after convolutions."""
+    """The critics' layers if they differ from the actor's; the action joins after convolutions."""
     critic_learning_rate: Positive | None = None
-    """The critics' step size, where it differs; may also be written inside `critic_optimizer`."""
+    """The critics' step size if it differs; may also be written inside `critic_optimizer`."""
     critic_optimizer: OptimizerSpec | None = None
-    """How the critics step, where it differs."""
+    """The critics' optimiser if it differs."""
     memory: MemorySettings = MemorySettings(capacity=250_000)
     """The replay memory."""
 
@@ -86,7 +86,7 @@ class ActorAndCritics(OffPolicy[S], Generic[S]):
         return dense_layers(observation)
 
     def draw_params(self, rng: np.random.Generator | None) -> dict[str, Any]:
-        """A small last layer makes the first actions nearly zero."""
+        """Draws the parameters; a small last layer makes the first actions nearly zero."""
         outputs = heads.outputs_size(self.kind, self.context.action)
         params: dict[str, Any] = {
             "actor": {
@@ -103,12 +103,12 @@ class ActorAndCritics(OffPolicy[S], Generic[S]):
         return params
 
     def outputs(self, actor_params: ActorParams, observations: Array, internals: Internals) -> tuple[Array, Internals]:
-        """Of the actor."""
+        """The actor's outputs."""
         observations = self.normalized(actor_params.observations, observations)
         return self.act_on(self.layout.split(actor_params.params), observations), internals
 
     def exploration(self, timestep: Any, xp: Any) -> dict[str, Any]:
-        """Uniformly random actions until learning starts."""
+        """An epsilon of 1, for uniformly random actions, until learning starts."""
         return {"epsilon": xp.where(timestep < self.settings.learning_starts, 1.0, 0.0)}
 
     def act_on(self, params: dict[str, Any], observations: Array) -> Array:
@@ -117,9 +117,10 @@ class ActorAndCritics(OffPolicy[S], Generic[S]):
         return apply_head(actor["head"], self.actor_network.apply(actor["torso"], observations))
 
     def values(self, params: dict[str, Any], observations: Array, actions: Array) -> list[Array]:
-        """The value of actions [B, A] by each critic: a list of [B].
+        """The values of actions [B, A]: a list of one [B] for each critic.
 
-        Several critics are one product [critics, B, ...] a layer, which XLA's threads share better than one each.
+        The critics are computed as one product [critics, B, ...] per layer, which XLA's threads share better than one
+        product each.
         """
 
         def value(critic: dict[str, Any]) -> Array:
@@ -141,12 +142,12 @@ class ActorAndCritics(OffPolicy[S], Generic[S]):
 
     @property
     def first_of_critics(self) -> int:
-        """Where the critics' parameters begin."""
+        """The start of the critics' parameters in the vector."""
         return self.layout.start_of("critic_0")
 
     @property
     def optimizers(self) -> tuple[LossOptimizer, ...]:
-        """Actor and critics follow the gradient of one loss with an optimiser each."""
+        """One loss, whose gradient actor and critics follow with one optimiser each."""
         settings, border = self.settings, self.first_of_critics
         spec, rate = settings.optimizer, settings.learning_rate
         critic_spec = settings.critic_optimizer or spec
@@ -157,15 +158,15 @@ class ActorAndCritics(OffPolicy[S], Generic[S]):
         return (LossOptimizer(self, spec, (actor, critics)),)
 
     def policy_tensors(self, state: TrainState) -> dict[str, np.ndarray]:
-        """The actor with its normaliser; the critics stay behind."""
+        """The tensors of the actor and its normaliser, without the critics."""
         named = self.layout.named(np.asarray(state.params))
-        # Copied one by one: all of the critics would be three times as much.
+        # Copied one by one: with the critics the copy would be three times as large.
         tensors = {name.removeprefix("actor/"): t.copy() for name, t in named.items() if name.startswith("actor/")}
         return tensors | normalizer_tensors(self, state)
 
 
 def bounded_actions(context: AgentContext, agent: str) -> Box:
-    """The action space, or a UserError where it is not a bounded box of real numbers."""
+    """The action space; a UserError if it is not a bounded box of real numbers."""
     space = context.action
     where = context.environment or "the environment"
     if not isinstance(space, Box) or not space.dtype.startswith("float"):
@@ -187,8 +188,8 @@ def _is_image(part: Part) -> bool:
 
 
 def _where_action_joins(layers: NetworkSpec, observation: Space) -> tuple[list[Layer], list[Layer]]:
-    """(what sees the observation alone, what sees the action too): at the last input that reads "action", as in
-    TensorForce's critics, else before the first dense layer."""
+    """(layers of the observation alone, layers of observation and action): split at the last input that reads "action",
+    as in TensorForce's critics, else before the first dense layer."""
     parts = [part.name for part in observation.parts] if isinstance(observation, Box) else []
     reading = [index for index, layer in enumerate(layers.root) if isinstance(layer, Input) and ACTION in layer.names]
     if not reading or ACTION in parts:
@@ -209,9 +210,9 @@ def _where_action_joins(layers: NetworkSpec, observation: Space) -> tuple[list[L
 
 
 def _at_first_dense(layers: NetworkSpec) -> tuple[list[Layer], list[Layer]]:
-    """(what sees the observation alone, what sees the action too)."""
+    """(layers of the observation alone, layers of observation and action)."""
     layers_of = list(layers.root)
-    # Named branches see the observation alone; what joins them begins at the last `input`.
+    # Named branches see the observation alone; the joining layers begin at the last `input`.
     start = max((index + 1 for index, layer in enumerate(layers_of) if layer.type == "input"), default=0)
     for index in range(start, len(layers_of)):
         if layers_of[index].type in ("dense", "linear"):

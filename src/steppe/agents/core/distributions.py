@@ -1,7 +1,7 @@
 """Probabilities of actions: categorical or Bernoulli for discrete choices, Gaussian or Beta for continuous ones.
 
-Written for the update of many samples at once; drawing and choosing the best action are in `steppe.policies.heads`,
-where NumPy can do them too. `outputs` is what the policy's last layer put out, `log_std` a Gaussian's own parameters.
+The functions here serve updates. `steppe.policies.heads` draws actions and chooses the best one, in NumPy or JAX.
+`outputs` are those of the policy's last layer; `log_std` are the separate parameters of a Gaussian.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Distribution(Protocol):
         """outputs [..., outputs] -> [...]."""
 
     def kl(self, old: Array, old_log_std: Array | None, new: Array, new_log_std: Array | None) -> Array:
-        """The divergence of the new distribution from the old one, [...]."""
+        """KL(old || new), [...]."""
 
 
 class Categorical:
@@ -84,24 +84,24 @@ class Bernoulli:
         self.outputs = 1 if isinstance(space, Discrete) else len(space.nvec)
 
     def log_prob(self, outputs: Array, log_std: Array | None, actions: Array) -> Array:
-        """Sum over the choices."""
+        """The sum over the choices."""
         signs = 2.0 * (actions[..., None] if self.is_single else actions) - 1.0
         return jax.nn.log_sigmoid(signs * outputs).sum(-1)
 
     def entropy(self, outputs: Array, log_std: Array | None) -> Array:
-        """Sum over the choices."""
+        """The sum over the choices."""
         yes = jax.nn.sigmoid(outputs)
         return -(yes * jax.nn.log_sigmoid(outputs) + (1 - yes) * jax.nn.log_sigmoid(-outputs)).sum(-1)
 
     def kl(self, old: Array, old_log_std: Array | None, new: Array, new_log_std: Array | None) -> Array:
-        """Sum over the choices."""
+        """The sum over the choices."""
         yes = jax.nn.sigmoid(old)
         agreeing = yes * (jax.nn.log_sigmoid(old) - jax.nn.log_sigmoid(new))
         return (agreeing + (1 - yes) * (jax.nn.log_sigmoid(-old) - jax.nn.log_sigmoid(-new))).sum(-1)
 
 
 class Gaussian:
-    """Independent normal distributions; outputs are the means, the spreads are parameters of their own."""
+    """Independent normal distributions; outputs are the means, and `log_std` is a separate parameter."""
 
     kind = "gaussian"
 
@@ -115,13 +115,13 @@ class Gaussian:
         return (-0.5 * z**2 - log_std - 0.5 * math.log(2 * math.pi)).sum(-1)
 
     def entropy(self, outputs: Array, log_std: Array | None) -> Array:
-        """Entropy of the spreads: the means do not matter."""
+        """The entropy, which depends on `log_std` only."""
         assert log_std is not None
         each = (log_std + 0.5 * math.log(2 * math.pi * math.e)).sum()
         return jnp.broadcast_to(each, outputs.shape[:-1])
 
     def kl(self, old: Array, old_log_std: Array | None, new: Array, new_log_std: Array | None) -> Array:
-        """Sum over the elements of an action."""
+        """The sum over the elements of an action."""
         assert old_log_std is not None
         assert new_log_std is not None
         spread = jnp.exp(2 * (old_log_std - new_log_std)) + (old - new) ** 2 * jnp.exp(-2 * new_log_std)
@@ -144,14 +144,14 @@ class Beta:
         return (density - math.log(2.0)).sum(-1)
 
     def entropy(self, outputs: Array, log_std: Array | None) -> Array:
-        """Sum over the elements of an action."""
+        """The sum over the elements of an action."""
         alpha, beta = heads.concentrations(outputs, jnp)
         total = alpha + beta
         each = betaln(alpha, beta) - (alpha - 1) * digamma(alpha) - (beta - 1) * digamma(beta)
         return (each + (total - 2) * digamma(total) + math.log(2.0)).sum(-1)
 
     def kl(self, old: Array, old_log_std: Array | None, new: Array, new_log_std: Array | None) -> Array:
-        """Sum over the elements of an action."""
+        """The sum over the elements of an action."""
         alpha, beta = heads.concentrations(old, jnp)
         new_alpha, new_beta = heads.concentrations(new, jnp)
         change = (alpha - new_alpha) * digamma(alpha) + (beta - new_beta) * digamma(beta)
@@ -160,7 +160,7 @@ class Beta:
 
 
 def distribution_for(space: Space, agent: str, name: DistributionName = "auto") -> Distribution:
-    """The family that was asked for, or the natural one for an action space."""
+    """The distribution named `name`; "auto" takes the usual one for the action space."""
     match space:
         case Discrete() | MultiDiscrete():
             if name in ("auto", "categorical"):

@@ -1,13 +1,13 @@
 """How work is cut for CPUs: many small steps as one kernel, large batches in pieces that fit into a core's cache.
 
-XLA on CPUs runs a program as a list of kernels, and a loop as a list that it goes through in every step. Where each
-computes on a few dozen numbers, calling them takes longer than the numbers do: 32 timesteps of eight CartPoles took
-180 us, of which the environments and the network need 50. And where more than eight kernels could run next, XLA
-wakes another thread for some of them, which costs more than they do, most of all where many threads compute at once.
+XLA on CPUs runs a program as a list of kernels, and a loop as a list that it goes through in every step. If each
+computes on a few dozen numbers, the calls take longer than the computation: 32 timesteps of eight CartPoles took 180
+us, of which the environments and the network need 50. And if more than eight kernels are ready, XLA wakes another
+thread for some of them, which costs more than they do, most of all if many threads compute at once.
 
-Inside a kernel there is no matrix product of a library, only one written out in place. That is as quick for small
-matrices and up to fifty times slower for others (`has_small_products`); and none may be there that XLA has already
-handed to a library (`PLAIN_PRODUCTS` of compat/jax_private.py).
+A kernel cannot call a library's matrix product; it has loops instead. These are as fast for small matrices and up to
+fifty times slower for others (`has_small_products`). A product that XLA has already assigned to a library cannot be in
+a kernel (`PLAIN_PRODUCTS` of compat/jax_private.py).
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from jax import Array, jit
 from jax.experimental.xla_metadata import set_xla_metadata
 
 CHUNK = 1024
-"""How many samples of a large batch are worked on at once: a quarter faster than all."""
+"""The samples of one piece of a large batch; pieces are a quarter faster than the whole batch."""
 MOST_ROWS = 16
 WIDEST = 64
-"""With more rows or wider layers the products take most of the time, and a library is better at them."""
+"""With more rows or wider layers the products dominate, and a library computes them faster."""
 ONE_KERNEL = {"xla_cpu_small_call": "true", "inlineable": "false"}
-"""What XLA itself writes at short loops that it has made one kernel of."""
+"""The attributes that XLA itself gives to short loops that it compiles as one kernel."""
 UNFIT = {
     "sort",
     "top_k",
@@ -41,11 +41,11 @@ UNFIT = {
     "eig",
     "eigh",
 }
-"""Operations that need more than a kernel has; scatters and callbacks too."""
+"""Operations that a kernel cannot contain; nor can it contain scatters and callbacks."""
 
 
 def in_one_kernel(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of arrays, to be called inside a compiled program."""
+    """The function as one kernel, to be called inside a compiled program."""
     if jax.default_backend() != "cpu":
         return function
     compiled = jit(function)
@@ -53,7 +53,7 @@ def in_one_kernel(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def unfit_operation(function: Callable[..., Any], *arguments: Any) -> str | None:
-    """The first operation of a function that no kernel can do, None where all can."""
+    """The first operation of a function that a kernel cannot contain; None if there is none."""
     return _first_unfit(jax.make_jaxpr(function)(*arguments).jaxpr)
 
 
@@ -77,14 +77,14 @@ def _is_jaxpr(value: Any) -> bool:
 
 
 def has_small_products(shapes: Iterable[tuple[int, ...]], rows: int) -> bool:
-    """Whether layers with parameters of these shapes can work on so many rows with products written out in place."""
+    """Whether layers with parameters of these shapes can multiply this many rows without a library."""
     return rows <= MOST_ROWS and all(len(shape) <= 2 and max(shape, default=1) <= WIDEST for shape in shapes)
 
 
 def mean_over_chunks(function: Callable[[Any, Array], Any], batch: Any) -> Any:
-    """The mean of function(chunk, its index) over the chunks of a batch, whose leaves are [B, ...].
+    """The mean of function(chunk, index) over the chunks of a batch, whose leaves are [B, ...].
 
-    `function` must itself be a mean over samples; then this is what it gives for the whole batch.
+    `function` must be a mean over samples; the result is then its value for the whole batch.
     """
     chunks = _chunks(batch)
     if chunks is None:
@@ -111,7 +111,7 @@ def map_chunks(function: Callable[[Any], Array], values: Any) -> Array:
 
 
 def _chunks(tree: Any) -> Any:
-    """Leaves [B, ...] as [chunks, CHUNK, ...]; None if that does not pay: accelerators want it all at once."""
+    """Leaves [B, ...] as [chunks, CHUNK, ...]; None if that saves nothing, as on accelerators."""
     samples = jax.tree.leaves(tree)[0].shape[0]
     if samples < 2 * CHUNK or samples % CHUNK or jax.default_backend() != "cpu":
         return None

@@ -1,8 +1,8 @@
 """Parameters as one vector: fast to optimise, to shard over servers and to write into from many threads.
 
 A network's parameters are a nested dict of many small arrays. An optimiser that walks over them costs more than the
-gradient itself for small networks, so Steppe keeps the vector and cuts it into the named arrays where they are used
-(the compiler turns the cuts into plain reads).
+gradient itself for small networks, so Steppe keeps one vector and slices it into named arrays where they are used (the
+compiler turns the slices into plain reads).
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from jax import Array
 from steppe.agents.core.kernels import in_one_kernel
 
 SMALL = 16_384
-"""Vectors of up to so many numbers are cut by one kernel, although it also copies pieces that are not needed."""
+"""Vectors of up to this size are sliced by one kernel, although it also copies pieces that are not needed."""
 
 
 class Layout:
     """The places of named arrays in the vector."""
 
     def __init__(self, example: dict[str, Any]) -> None:
-        """`example` is a nested dict of arrays; only its shapes are looked at."""
+        """`example` is a nested dict of arrays, of which only the shapes count."""
         paths, self._tree = jax.tree_util.tree_flatten_with_path(example)
         self.names = ["/".join(str(part.key) for part in path) for path, _ in paths]
         self.shapes = [leaf.shape for _, leaf in paths]
@@ -43,7 +43,7 @@ class Layout:
         return {name: end - start for name, start, end in zip(self.names, self._ends, self._ends[1:], strict=False)}
 
     def start_of(self, part: str) -> int:
-        """Where the first array of a part of this name begins."""
+        """The start of the first array of a part."""
         return next(start for start, name in zip(self._ends, self.names, strict=False) if name.startswith(f"{part}/"))
 
     def join(self, tree: dict[str, Any]) -> np.ndarray:
@@ -65,9 +65,9 @@ class Layout:
         return dict(zip(self.names, self._pieces(vector), strict=True))
 
     def _differentiable_cut(self) -> Callable[[Array], list[Any]]:
-        """`_pieces`, whose gradients are put side by side.
+        """`_pieces` with a custom gradient, which concatenates the gradients of the pieces.
 
-        By itself the gradient of each piece would become a vector of full length, mostly zeros, and all be added up.
+        JAX's own would pad the gradient of each piece to full length and add them all up.
         """
 
         @jax.custom_vjp
@@ -80,8 +80,8 @@ class Layout:
         def pieces(vector: Array) -> list[Any]:
             if self.size > SMALL or not isinstance(vector, jax.core.Tracer):
                 return self._pieces(vector)
-            # By the barrier every place that cuts the vector asks for all pieces, so that the compiler sees that what
-            # is computed from them in several places is the same.
+            # With the barrier every place that slices the vector uses all pieces, so that the compiler recognises
+            # computations that several places have in common.
             return jax.lax.optimization_barrier(in_one_kernel(self._pieces)(vector))
 
         def backward(_: None, gradients: list[Array]) -> tuple[Array]:

@@ -26,7 +26,7 @@ class LearningRate:
 
     @classmethod
     def of(cls, settings: Any, total_updates: int | None, start: float) -> LearningRate:
-        """The learning rate of `OptimizerSettings`; one that starts elsewhere falls in the same proportion."""
+        """The learning rate of `OptimizerSettings`; with another `start` it falls in the same proportion."""
         decay = settings.learning_rate_decay
         if decay != "none" and total_updates is None:
             raise UserError(f'learning_rate_decay "{decay}" needs total_timesteps, to know when it ends')

@@ -1,7 +1,7 @@
-"""From a batch to a step of every agent: the gradient of a loss, and the optimiser that follows it.
+"""The gradient of a loss, and the optimiser that follows it.
 
-Most agents have one loss and one optimiser for all parameters. A value network may have a loss and an optimiser of its
-own, and actor and critics step with an optimiser each along the gradient of one loss.
+Most agents have one loss and one optimiser for all parameters. A value network may have its own loss and optimiser.
+Actor and critics have one loss, and each its own optimiser.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Terms = Literal["all", "policy", "value"]
 """The terms of the loss that an optimiser follows."""
 SLACK = 1.5
-"""How far a natural step may exceed the divergence that was asked for."""
+"""The factor by which a natural step may exceed the requested divergence."""
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,11 @@ class OptimizerSlot:
     start: int
     stop: int
     spec: OptimizerSpec
-    """As written: it may wrap another optimiser."""
+    """The optimiser as written, which may wrap another one."""
     rate: LearningRate
     max_gradient_norm: float | None
     every: int = 1
-    """How many updates pass for each one that moves this part (the actor of td3)."""
+    """This part moves in every `every`-th update (the actor of td3)."""
 
     def transform(self) -> optax.GradientTransformation:
         """Clips a gradient by its norm and turns it into a step."""
@@ -56,7 +56,7 @@ def slot_of(
     steps: int | None = None,
     every: int = 1,
 ) -> OptimizerSlot:
-    """A slot whose learning rate falls until the end of the experiment; `steps` are taken on each batch."""
+    """A slot with the experiment's learning-rate schedule; `steps` are taken on each batch."""
     batches, settings = agent.total_batches(), agent.settings
     total = None if batches is None else max(1, batches * (steps_of(spec) if steps is None else steps) // every)
     rate = LearningRate.of(settings, total, learning_rate)
@@ -75,13 +75,13 @@ class LossOptimizer:
         terms: Terms = "all",
         first: int = 0,
     ) -> None:
-        """`first` is the number of its first slot among all of the agent's."""
+        """`first` is the index of its first slot among those of the agent."""
         self.first = first
         self.agent, self.spec, self.slots, self.terms = agent, spec, slots, terms
 
     @property
     def steps(self) -> int:
-        """How many updates one batch counts as."""
+        """How many updates are taken on one batch."""
         return steps_of(self.spec)
 
     def init(self, params: Any) -> list[Any]:
@@ -114,7 +114,7 @@ class LossOptimizer:
         gradients, metrics = mean_over_chunks(gradient, batch) if cuts else gradient(batch, jnp.int32(0))
         gradients = agent.pmean(gradients)
         if isinstance(kind, Evolutionary) and self.terms != "all":
-            # Random directions reach into the other part, whose parameters this optimiser must not move.
+            # Evolutionary directions span all parameters, but this optimiser must only move its own.
             gradients = jnp.where(self.is_own(), gradients, 0.0)
         if isinstance(kind, NaturalGradient):
             gradients = natural_gradient_of(kind, agent, state, batch, gradients)
@@ -149,23 +149,22 @@ class LossOptimizer:
         return self.pmean(self.agent.loss_terms(params, state, self.agent.standardized(batch), self.terms, 0)[0])
 
     def pmean(self, values: Array) -> Array:
-        """The mean over all devices, so that they take the same decisions."""
+        """The mean over all devices, so that all take the same decisions."""
         return self.agent.pmean(values)
 
     def after_step(self, before: TrainState, moved: TrainState) -> TrainState:
-        """Moves target networks towards the parameters that a wrapped step has really reached."""
+        """Moves target networks towards the parameters that a wrapper has finally reached."""
         return self.agent.after_step(before, moved)
 
     def in_trust_region(self, params: Array, state: TrainState, batch: Any) -> Any:
-        """Whether one step may lead to `params`: the length of a natural step keeps its divergence to second order
-        only."""
+        """Whether one step may lead to `params`; a natural step bounds its divergence to second order only."""
         if not isinstance(innermost(self.spec), NaturalGradient):
             return True
         divergence = self.pmean(self.agent.divergence(params, state, batch))
         return divergence <= SLACK * self.agent.settings.learning_rate
 
     def is_own(self) -> Array:
-        """Which of the parameters [P] the slots move."""
+        """A mask [P] of the parameters that the slots move."""
         where = jnp.arange(self.agent.layout.size)
         return (where >= self.slots[0].start) & (where < self.slots[-1].stop)
 
@@ -174,5 +173,6 @@ class LossOptimizer:
         return [self.agent.transform_of(slot) for slot in self.slots]
 
     def _parts(self, vector: Any) -> list[Any]:
-        """What each slot's optimiser is given: a single one gets the whole vector, zeros where others move it."""
+        """The input of each slot's optimiser: its part of the vector, or the whole vector for a single slot, with zeros
+        for parameters that others move."""
         return [vector[slot.start : slot.stop] for slot in self.slots] if self.slots[1:] else [vector]

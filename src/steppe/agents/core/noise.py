@@ -15,14 +15,15 @@ DRIFT = "drift"
 
 
 def initial_noise(exploration: Noise | None, lead: tuple[int, ...], size: int) -> Internals:
-    """Where drifting noise starts in each episode: [*lead, size]."""
+    """The initial state of drifting noise in each episode: [*lead, size]."""
     if not isinstance(exploration, OrnsteinUhlenbeck):
         return {}
     return {DRIFT: np.full((*lead, size), exploration.mu, np.float32)}
 
 
 def drift(exploration: Noise | None, noise: Any, internals: Internals, size: int, xp: Any) -> tuple[Any, Internals]:
-    """The noise [N, columns] with its first `size` columns, standard normal ones, as the exploration has them."""
+    """Replaces the first `size` columns of the noise [N, columns], which are standard normal, by the exploration's
+    process."""
     match exploration:
         case _ if noise is None:
             return None, internals
@@ -38,31 +39,31 @@ def drift(exploration: Noise | None, noise: Any, internals: Internals, size: int
 
 
 def exploration_of(exploration: Noise, timestep: Any, xp: Any) -> dict[str, Any]:
-    """`epsilon` and `sigma` for `heads.sample`; noise that went through `drift` has its size already."""
+    """`epsilon` and `sigma` for `heads.sample`; noise from `drift` is scaled already."""
     if isinstance(exploration, GaussianNoise | OrnsteinUhlenbeck):
         return {"epsilon": 0.0, "sigma": 1.0}
     return {"epsilon": exploration.epsilon(timestep, xp), "sigma": 0.0}
 
 
 class DriftingNoise:
-    """Agents that draw actions with noise which may drift from timestep to timestep (a mixin)."""
+    """Mixin of agents that draw actions with noise which may drift from timestep to timestep."""
 
     action_size: int
     settings: Any
 
     @property
     def noise_process(self) -> Noise | None:
-        """Of the agent."""
+        """The agent's noise process."""
         raise NotImplementedError
 
     def initial_internals(self, lead: tuple[int, ...]) -> Internals:
-        """The drifting noise, where there is any."""
+        """The state of drifting noise, if there is any."""
         return initial_noise(self.noise_process, lead, self.action_size)
 
     def choose(
         self, outputs: Any, noise: Any, timestep: Any, internals: Internals, log_std: Any, xp: Any
     ) -> tuple[Any, Internals]:
-        """As drawn, after the noise has drifted."""
+        """The actions with the noise of the process."""
         noise, internals = drift(self.noise_process, noise, internals, self.action_size, xp)
         actions, _ = super().choose(  # type: ignore[misc]
             outputs, noise, timestep, internals, log_std, xp
@@ -71,7 +72,7 @@ class DriftingNoise:
 
 
 class ActsWithNoise(DriftingNoise):
-    """Agents whose actions are deterministic but for the noise that they explore with (a mixin)."""
+    """Mixin of agents with a deterministic policy and exploration noise."""
 
     @property
     def noise_process(self) -> Noise | None:
@@ -80,6 +81,6 @@ class ActsWithNoise(DriftingNoise):
         return exploration if isinstance(exploration, GaussianNoise | OrnsteinUhlenbeck) else None
 
     def exploration(self, timestep: Any, xp: Any) -> dict[str, Any]:
-        """Uniformly random actions until learning starts; then as set."""
+        """Uniformly random actions until learning starts; then those of the setting."""
         own = exploration_of(self.settings.exploration, timestep, xp)
         return own | {"epsilon": xp.where(timestep < self.settings.learning_starts, 1.0, own["epsilon"])}

@@ -1,7 +1,7 @@
-"""Numeric hyper-parameters as arguments of compiled programs: another value of one compiles nothing again.
+"""Numeric hyper-parameters as arguments of compiled programs, so that other values compile nothing again.
 
-Everything that decides a shape or the program itself stays a constant of it: counts, flags, layers, a number in place
-of null, and the numbers of `STATIC`.
+Settings that decide a shape or the program itself stay constants: counts, flags, layers, a number in place of null, and
+the numbers of `STATIC`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ M = TypeVar("M", bound=BaseModel)
 
 
 def numbers_of(settings: BaseModel) -> dict[str, Any]:
-    """The numbers of some settings by name; those of a group are a dict of their own."""
+    """The numbers of some settings by name; those of a group are a nested dict."""
     found: dict[str, Any] = {}
     for name, value in settings:
         if name in GROUPS and isinstance(value, BaseModel):
@@ -42,7 +42,7 @@ def numbers_of(settings: BaseModel) -> dict[str, Any]:
         elif type(value) is float and name not in STATIC:
             found[name] = value
     if found.get("learning_rate") is not None and dict(settings)["learning_rate_decay"] == "exponential":
-        # optax looks at these to see whether the rate rises or falls.
+        # optax checks in Python whether the rate rises or falls.
         del found["learning_rate"], found["final_learning_rate"]
     return found
 

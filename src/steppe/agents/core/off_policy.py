@@ -1,4 +1,4 @@
-"""Agents that learn from a replay memory: settings, when they learn, from how much, and how their targets move."""
+"""Agents that learn from a replay memory: settings, the schedule of updates, and target networks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class MemorySettings(Spec):
     """The replay memory."""
 
     type: Literal["replay", "prioritized_replay", "naive_prioritized_replay"] = "replay"
-    """Whether batches are drawn uniformly or by their last error."""
+    """Whether batches are drawn uniformly or by priority, the last error of each transition."""
     capacity: Count = 50_000
     """How many timesteps are kept."""
     include_next_states: Flag = True
@@ -45,7 +45,7 @@ class MemorySettings(Spec):
     importance_exponent: Unit = 0.4
     """How much of the bias of prioritised drawing is undone: 1 is all."""
     final_importance_exponent: Unit | None = None
-    """Where importance_exponent ends, growing until total_timesteps; null keeps it as it is."""
+    """The value to which importance_exponent grows until total_timesteps; null keeps it constant."""
 
     @model_validator(mode="before")
     @classmethod
@@ -84,7 +84,7 @@ class OffPolicySettings(OptimizerSettings):
     update_frequency: Count = 1
     """How many timesteps each environment takes between two updates; also update_mode.frequency."""
     updates: Count = 1
-    """How many optimiser steps are taken each time."""
+    """How many optimiser steps are taken every update_frequency timesteps."""
     learning_starts: Natural = 1_000
     """How many timesteps are collected before the first update."""
     n_step: Count = 1
@@ -97,12 +97,12 @@ class OffPolicySettings(OptimizerSettings):
     """The replay memory."""
 
     def horizon_for(self, num_envs: int) -> int:
-        """As set."""
+        """The agent's setting."""
         return self.update_frequency
 
     @property
     def timesteps_before_learning(self) -> int:
-        """As set, but no more than the memory has room for."""
+        """The setting learning_starts, but at most the memory's capacity."""
         return min(self.learning_starts, self.memory.capacity)
 
     @model_validator(mode="after")
@@ -120,15 +120,14 @@ S = TypeVar("S", bound=OffPolicySettings)
 
 
 class OffPolicy(Agent[S], Generic[S]):
-    """An agent that learns from batches of its memory, towards the values of a slowly moving target network."""
+    """An agent that learns from batches of its memory, with targets from a slowly moving target network."""
 
     experience: ClassVar[Literal["trajectories", "transitions", "none"]] = "transitions"
     default_num_envs = 1
     workers = 1
-    """How many workers, each with a memory of its own, collect for one model; each waits for a share of
-    learning_starts."""
+    """How many workers, each with its own memory, collect for one model; each waits for a share of learning_starts."""
     waiting_workers = 1
-    """How many of them delay updates by that: 1 if all make each update together."""
+    """How many workers delay updates by that; 1 if they make each update jointly."""
 
     def __init__(self, settings: S, context: AgentContext) -> None:
         super().__init__(settings, context)
@@ -145,12 +144,12 @@ class OffPolicy(Agent[S], Generic[S]):
             frames=frames_for(context.observation.shape, stored_dtype(context.observation), context.stacked_frames),
         )
         self.layout = Layout(self.draw_params(None))
-        # A falling learning rate needs an end.
+        # A falling learning rate needs a known end.
         _ = self.slots
 
     @abstractmethod
     def draw_params(self, rng: np.random.Generator | None) -> dict[str, Any]:
-        """Fresh parameters as nested dicts; without a generator only their shapes count."""
+        """Fresh parameters as nested dicts; zeros without a generator."""
 
     @abstractmethod
     def loss(self, params: Array, state: TrainState, batch: Transitions) -> tuple[Array, Metrics]:
@@ -159,11 +158,11 @@ class OffPolicy(Agent[S], Generic[S]):
     def loss_terms(
         self, params: Array, state: TrainState, batch: Transitions, terms: Terms, index: Any
     ) -> tuple[Array, Metrics]:
-        """All of the loss: one optimiser, or one for each part, follows its gradient."""
+        """The whole loss, whatever `terms` are asked for."""
         return self.loss(params, state, batch)
 
     def prepare(self, state: TrainState, experience: Transitions) -> Transitions:
-        """With importance weights as far as the experiment has come (final_importance_exponent)."""
+        """Applies the schedule of importance weights (final_importance_exponent)."""
         start, end = self.settings.memory.importance_exponent, self.settings.memory.final_importance_exponent
         if end is None:
             return experience
@@ -171,15 +170,15 @@ class OffPolicy(Agent[S], Generic[S]):
         if total is None:
             raise UserError("memory.final_importance_exponent needs total_timesteps, to know when it is reached")
         exponent = start + (end - start) * jnp.minimum(state.updates / total, 1.0)
-        # The memory drew its weights with the first exponent; they are powers of the same base.
+        # The memory computed the weights with the initial exponent, and they are powers of the same base.
         return experience._replace(weights=experience.weights ** (exponent / start))
 
     def update(self, state: TrainState, experience: Transitions) -> tuple[TrainState, Metrics]:
-        """One step of the optimiser, whatever it wraps; the metrics carry each transition's priority."""
+        """One step of the optimiser; the metrics contain each transition's priority."""
         return self.step(state, self.prepare(state, experience))
 
     def after_step(self, before: TrainState, moved: TrainState) -> TrainState:
-        """The target network moves towards the parameters: every target_sync_frequency updates."""
+        """Moves the target network towards the parameters every target_sync_frequency updates."""
         sync = self.target_sync
         weight: Any = sync.weight
         if sync.frequency > 1:
@@ -190,40 +189,40 @@ class OffPolicy(Agent[S], Generic[S]):
         return moved._replace(target=target)
 
     def init(self, key: Array) -> TrainState:
-        """The target network starts as a copy."""
+        """The initial state, whose target network is a copy."""
         params = self.layout.join(self.draw_params(host_generator(key)))
         return fresh_state(self, params, params.copy(), key)
 
     @property
     def discount(self) -> float:
-        """As set."""
+        """The agent's setting."""
         return self.settings.discount
 
     @property
     def optimizers(self) -> tuple[LossOptimizer, ...]:
-        """One for all parameters."""
+        """One optimiser for all parameters."""
         spec = self.settings.optimizer
         return (LossOptimizer(self, spec, (slot_of(self, spec, self.settings.learning_rate),)),)
 
     @property
     def target_sync(self) -> TargetSync:
-        """As set."""
+        """The agent's setting."""
         return TargetSync(self.settings.target_sync_frequency, self.settings.target_update_weight)
 
     @property
     def batches_per_rollout(self) -> int:
-        """As set."""
+        """The agent's setting."""
         return self.settings.updates
 
     def for_workers(self, count: int, shares_memory: bool = True, updates_together: bool = False) -> Self:
-        """Each waits for its share of learning_starts."""
+        """The agent of one worker, which waits for its share of learning_starts."""
         memory = self.memory
         if shares_memory:
             memory = memory.with_capacity(max(-(-memory.capacity // count), self.settings.batch_size))
         return self._replaced(memory=memory, workers=count, waiting_workers=1 if updates_together else count)
 
     def with_numbers(self, numbers: dict[str, Any]) -> Self:
-        """The memory's too."""
+        """Sets the memory's numbers too."""
         agent = super().with_numbers(numbers)
         settings, memory = agent.settings, agent.settings.memory
         return agent._replaced(
@@ -232,7 +231,7 @@ class OffPolicy(Agent[S], Generic[S]):
 
     @property
     def first_update(self) -> int:
-        """How many timesteps the memory must hold before the first update; no more than it has room for."""
+        """How many timesteps the memory must hold before the first update, at most its capacity."""
         share = -(-self.settings.learning_starts // self.workers)
         return min(max(share, self.own_batch_size), self.memory.rows * self.memory.num_envs)
 
@@ -242,9 +241,9 @@ class OffPolicy(Agent[S], Generic[S]):
         return self.settings.batch_size
 
     def normalized_batch(self, state: TrainState, batch: Transitions) -> Transitions:
-        """Observations and rewards as the losses take them."""
+        """The batch with normalised observations and rewards."""
         if self.context.normalize_rewards:
-            # Sums of several rewards, so not clipped as single ones are.
+            # These are sums of n rewards, so they are not clipped.
             spread = jnp.sqrt(state.returns.variance + normalizers.EPSILON)
             batch = batch._replace(rewards=batch.rewards / spread)
         if not self.normalizes_observations:
@@ -255,11 +254,11 @@ class OffPolicy(Agent[S], Generic[S]):
         )
 
     def policy_tensors(self, state: TrainState) -> dict[str, np.ndarray]:
-        """The acting network with its normaliser."""
+        """The tensors of the acting network and its normaliser."""
         return self.layout.named(np.array(state.params)) | normalizer_tensors(self, state)
 
     def total_batches(self) -> int | None:
-        """Fewer than rollouts give, since learning begins late."""
+        """The total number of batches, without the rollouts before learning starts."""
         rollouts = self.total_rollouts()
         if rollouts is None:
             return None

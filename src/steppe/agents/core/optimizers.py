@@ -1,4 +1,4 @@
-"""Settings of optimisers, and the elementwise ones as optax has them. Those that wrap others: `wrapped_steps`."""
+"""Settings of optimisers, and optax's elementwise ones. `wrapped_steps` has those that wrap others."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class OptimizerSettings(AgentSettings):
     learning_rate_decay: Decay = "none"
     """How the learning rate falls until total_timesteps: "linear", "exponential" or "cosine"."""
     final_learning_rate: NonNegative = 0.0
-    """Where a falling learning rate ends."""
+    """The final value of a falling learning rate."""
     optimizer: OptimizerSpec = Adam()
     """How gradients become steps: a word such as "adam", or an object with its options."""
     max_gradient_norm: Positive | None = 0.5
@@ -68,7 +68,7 @@ def make_transform(
         case GradientDescent() | Evolutionary():
             transform = optax.sgd(rate)
         case NaturalGradient():
-            # The direction already has the length that learning_rate asks for.
+            # The direction has its length, given by learning_rate, already.
             return optax.sgd(1.0)
         case other:
             raise AssertionError(other)
@@ -85,12 +85,12 @@ def innermost(spec: Any) -> Any:
 
 
 def has_part(spec: Any, kind: type) -> bool:
-    """Whether an optimiser is of a kind, or wraps one that is."""
+    """Whether an optimiser is of this kind, or wraps one that is."""
     return isinstance(spec, kind) or (hasattr(spec, "optimizer") and has_part(spec.optimizer, kind))
 
 
 def steps_of(spec: Any) -> int:
-    """How many updates one step counts as."""
+    """The number of updates in one step."""
     if isinstance(spec, MultiStep):
         return spec.num_steps * steps_of(spec.optimizer)
     return steps_of(spec.optimizer) if hasattr(spec, "optimizer") else 1

@@ -1,4 +1,4 @@
-"""A policy network and a value network: how they act, and their estimates for whole trajectories."""
+"""A policy network and a value network: acting, and estimates for whole trajectories."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ if TYPE_CHECKING:
     from steppe.agents.core.loss_optimizer import Terms
 
 VALUE = "value/"
-"""Before the names of the value network's recurrent states."""
+"""The prefix of the names of the value network's recurrent states."""
 MULTIPLE = 32
-"""Rollouts of episodes have room for a multiple of this, so that they can be cut into minibatches."""
+"""The length of rollouts of episodes is a multiple of this, so that minibatches divide it."""
 
 S = TypeVar("S", bound="ActorCriticSettings")
 
 
 class PolicyBatch(NamedTuple):
-    """Samples that the losses take: leaves [B, ...], or whole sequences [B, T, ...] for recurrent networks."""
+    """The samples of the losses: leaves [B, ...], or whole sequences [B, T, ...] for recurrent networks."""
 
     observations: Any
-    """Raw, or as `Network.prepared` makes them."""
+    """Raw observations, or those of `Network.prepared`."""
     actions: Array
     outputs: Array
-    """Of the network, when it acted."""
+    """The network's outputs when it acted."""
     log_probs: Array
-    """Of the actions, under the policy that took them."""
+    """Log-probabilities of the actions under the policy that took them."""
     advantages: Array
     returns: Array
     """The targets of the values: advantages + values."""
@@ -81,7 +81,7 @@ class PolicyAndValue(Agent[S], Generic[S]):
         own = settings.baseline.layers() if has_own and settings.baseline is not None else self.layers
         self.value_network = Network(own, context.observation, supports=("recurrent", "regularization"))
         self.layout = Layout(self._draw_params(None))
-        # A falling learning rate needs an end.
+        # A falling learning rate needs a known end.
         _ = self.slots
         if self.rollout_episodes is not None and self.is_recurrent:
             self.horizon = horizon_of_sequences(self.rollout_episodes, self.horizon, context)
@@ -92,13 +92,14 @@ class PolicyAndValue(Agent[S], Generic[S]):
             )
 
     def init(self, key: Array) -> TrainState:
-        """Orthogonal weights; a small last layer makes the first policy nearly uniform."""
+        """The initial state: orthogonal weights, with a small last layer, so that the first policy is nearly
+        uniform."""
         params = self.layout.join(self._draw_params(host_generator(key)))
         return fresh_state(self, params, params[:0], key)
 
     @property
     def perturbs_parameters(self) -> bool:
-        """By variable_noise."""
+        """Whether variable_noise is set."""
         return self.settings.variable_noise > 0
 
     def actor_params(self, state: TrainState) -> ActorParams:
@@ -118,12 +119,12 @@ class PolicyAndValue(Agent[S], Generic[S]):
 
     @property
     def acts_in_numpy(self) -> bool:
-        """Unless the value network has a memory of its own, which a policy leaves out."""
+        """False if the value network is recurrent, since its state is not in the exported policy."""
         return self.shares_network or not self.value_network.is_recurrent
 
     @property
     def values_while_acting(self) -> bool:
-        """If the layers that act lead to values too: computing those of images again would cost a tenth."""
+        """True if policy and value share layers: computing those of images again would cost a tenth."""
         return self.learns_values and self.shares_network and not self.perturbs_parameters
 
     def act_and_value(
@@ -132,12 +133,12 @@ class PolicyAndValue(Agent[S], Generic[S]):
         """The results of `act`, and the values [N] of the observations."""
         params = self.layout.split(actor_params.params)
         normalized = self.normalized(actor_params.observations, observations)
-        # The same forward pass as that of `act`, and compiled into one.
+        # The compiler merges this forward pass with that of `act`.
         values = self._values(params, normalized, internals)
         return *self.act(actor_params, observations, noise, timestep, internals), values
 
     def outputs(self, actor_params: ActorParams, observations: Array, internals: Internals) -> tuple[Array, Internals]:
-        """Logits, means or concentrations."""
+        """The logits, means or concentrations of the distribution."""
         params = self.layout.split(actor_params.params)
         policy = params["policy"]
         observations = self.normalized(actor_params.observations, observations)
@@ -149,16 +150,16 @@ class PolicyAndValue(Agent[S], Generic[S]):
 
     @property
     def is_recurrent(self) -> bool:
-        """If one of the networks is."""
+        """Whether one of the networks is recurrent."""
         return self.network.is_recurrent or self.value_network.is_recurrent
 
     def log_std(self, actor_params: ActorParams) -> Any:
-        """A parameter of its own for Gaussian actions."""
+        """The parameter `log_std` of Gaussian actions."""
         return self.layout.split(actor_params.params)["policy"]["head"].get("log_std", 0.0)
 
     @property
     def minibatches_per_epoch(self) -> int:
-        """Into how many batches each trajectory is cut."""
+        """The number of batches of each trajectory."""
         return 1
 
     def behaviour_log_probs(self, state: TrainState, trajectory: Trajectory) -> Array:
@@ -169,7 +170,7 @@ class PolicyAndValue(Agent[S], Generic[S]):
         return self.distribution.log_prob(trajectory.outputs, log_std, trajectory.actions)
 
     def current_log_probs(self, state: TrainState, trajectory: Trajectory) -> Array:
-        """Log-probabilities [T, N] of the actions under the policy as it is now."""
+        """Log-probabilities [T, N] of the actions under the current policy."""
         lead = trajectory.rewards.shape
 
         def outputs(rows: tuple[Array, Internals]) -> Array:
@@ -194,7 +195,7 @@ class PolicyAndValue(Agent[S], Generic[S]):
             return PolicyBatch._make([*sequences, internals, jnp.swapaxes(is_first, 0, 1), weights])
         observations, *flat = [leaf.reshape(-1, *leaf.shape[2:]) for leaf in leaves]
         if self.shares_network or self.layers == self.value_network.layers:
-            # Every epoch reads the same images.
+            # All epochs read the same images.
             observations = self.network.prepared(observations)
         return PolicyBatch._make([observations, *flat, {}, (), jax.tree.map(jnp.ravel, weights)])
 
@@ -215,8 +216,8 @@ class PolicyAndValue(Agent[S], Generic[S]):
         if isinstance(values, tuple):
             values = values_of(trajectory.observations, trajectory.internals)
         last = jax.tree.map(lambda leaf: leaf[-1:], (trajectory.next_observations, trajectory.next_internals))
-        # A successor is the next row's observation, except where an episode ended. A terminated one has no future; only
-        # a truncated one needs a look at what would have come, and most trajectories have none.
+        # A successor is the next row's observation, except at the end of an episode. A terminated episode has no
+        # future; only truncated ones need the value of their last observation, and most trajectories have none.
         next_values = jax.lax.cond(
             jnp.any(trajectory.truncated),
             lambda: values_of(trajectory.next_observations, trajectory.next_internals),
@@ -225,7 +226,7 @@ class PolicyAndValue(Agent[S], Generic[S]):
         return values, next_values.reshape(values.shape)
 
     def policy_tensors(self, state: TrainState) -> dict[str, np.ndarray]:
-        """The policy network with its normaliser; the value network stays behind."""
+        """The tensors of the policy network and its normaliser, without the value network."""
         named = self.layout.named(np.array(state.params))
         tensors = {name.removeprefix("policy/"): t for name, t in named.items() if name.startswith("policy/")}
         return tensors | normalizer_tensors(self, state)
@@ -261,7 +262,7 @@ class PolicyAndValue(Agent[S], Generic[S]):
     def outputs_and_values(
         self, params: dict[str, Any], observations: Array, batch: PolicyBatch, dropout_key: Array | None, terms: Terms
     ) -> tuple[Array, Array]:
-        """Outputs [B, ...] and values [B], those that the terms of the loss need."""
+        """Outputs [B, ...] and values [B], each only if the loss terms need it."""
         outputs = values = features = jnp.zeros(())
         if terms != "value" or self.shares_network:
             torso = params["policy"]["torso"]
@@ -298,7 +299,7 @@ def _of_value(internals: Internals) -> Internals:
 
 
 def horizon_of(settings: ActorCriticSettings, context: AgentContext) -> int:
-    """The most timesteps of each environment in a rollout: as set, or enough for the episodes that are asked for."""
+    """The most timesteps of each environment in a rollout: as set, or enough for the requested episodes."""
     envs, episodes = context.num_envs, settings.rollout_episodes
     if episodes is None or settings.rollout_timesteps is not None:
         horizon = settings.horizon_for(envs)
@@ -312,10 +313,10 @@ def horizon_of(settings: ActorCriticSettings, context: AgentContext) -> int:
 
 
 def horizon_of_sequences(episodes: int, horizon: int, context: AgentContext) -> int:
-    """The horizon for recurrent networks, which has room for as many whole episodes as are asked for.
+    """The horizon of recurrent networks if rollouts are counted in episodes: enough for that many whole episodes.
 
-    A rollout that is repeated begins with nothing remembered, so it must begin where an episode does. A file for
-    TensorForce gives the capacity of a memory, which may be less; it is raised.
+    A repeated rollout begins with an empty recurrent state, so it must begin with an episode. The memory capacity in a
+    file for TensorForce may be smaller; it is raised.
     """
     if context.num_envs > 1:
         raise UserError(

@@ -1,6 +1,6 @@
 """The estimated value of every action, as a mean or as quantiles of the return.
 
-Several choices at once (MultiDiscrete) are valued side by side, each for itself (Tavakoli et al. 2018,
+The choices of a MultiDiscrete space are valued independently (action branching, Tavakoli et al. 2018,
 arXiv:1711.08946).
 """
 
@@ -18,7 +18,7 @@ from steppe.specs.learning.exploration import EpsilonAnneal
 from steppe.specs.spaces import Discrete, MultiDiscrete
 
 SIGMA = 0.5
-"""The first spread of noisy parameters, times the root of the number of inputs (Fortunato et al. 2018)."""
+"""The initial sigma of noisy parameters, times the root of the number of inputs (Fortunato et al. 2018)."""
 
 
 class QNetwork:
@@ -36,7 +36,7 @@ class QNetwork:
         self.is_single = isinstance(action, Discrete)
 
     def draw_params(self, rng: np.random.Generator | None) -> dict[str, Any]:
-        """{"torso": ..., "head": ...}."""
+        """Draws {"torso": ..., "head": ...}."""
         features, quantiles = self.network.features, self.quantiles
         output: dict[str, Any] = self._head(rng, features, self.options * quantiles)
         if self.dueling:
@@ -59,7 +59,7 @@ class QNetwork:
     def chosen(self, values: Array, actions: Array) -> Array:
         """The values of the actions [B] or [B, choices] -> [B, choices, quantiles]."""
         columns = [actions] if self.is_single else [actions[..., index] for index in range(len(self.slices))]
-        # Compared with every option instead of looked up, since that differentiates faster.
+        # A comparison with every option differentiates faster than a lookup.
         return jnp.stack(
             [
                 jnp.where((column[..., None] == jnp.arange(each.shape[-2]))[..., None], each, 0.0).sum(-2)
@@ -84,7 +84,7 @@ class QNetwork:
         return params | {"head": noisy if self.dueling else noisy[""]}
 
     def policy_tensors(self, named: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """For acting: the mean over quantiles of a linear layer is a linear layer; noise is left out."""
+        """The tensors for acting, without noise; the mean over the quantiles of a linear layer is a linear layer."""
         tensors = {name: tensor for name, tensor in named.items() if not name.endswith("_sigma")}
         if self.quantiles == 1:
             return tensors
@@ -108,11 +108,11 @@ class QNetwork:
 
 
 def anneals_to_default(settings: Any) -> bool:
-    """Whether the share of random actions falls linearly to where the agent's defaults say."""
+    """Whether epsilon falls linearly to the final value of the agent's defaults."""
     exploration, default = settings.exploration, type(settings).model_fields["exploration"].default
     if not isinstance(exploration, EpsilonAnneal):
         return False
-    # Files that write every default out, and overrides of something else, spell out the agent's own as well.
+    # Files with all defaults and overrides of other settings contain the agent's default too.
     usual = default.final_epsilon if isinstance(default, EpsilonAnneal) else None
     return "final_epsilon" not in exploration.model_fields_set or exploration.final_epsilon == usual
 

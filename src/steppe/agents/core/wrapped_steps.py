@@ -1,7 +1,7 @@
-"""Optimisers that wrap others (multi_step, subsampling_step, clipped_step, optimized_step), and gradients that are not
-those of a loss (evolutionary, natural_gradient). Plain optimisers need nothing of this.
+"""Optimisers that wrap others (multi_step, subsampling_step, clipped_step, optimized_step), and gradient estimates
+(evolutionary, natural_gradient). Plain optimisers do not use this module.
 
-Natural steps are measured by how much they change the policy, not its parameters (Kakade 2001; Schulman et al. 2015).
+The size of a natural step is the change of the policy, not of its parameters (Kakade 2001; Schulman et al. 2015).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Product = Callable[[Array], Array]
 
 
 class Stepping(Protocol):
-    """What a wrapper needs of what it wraps: `LossOptimizer`."""
+    """The interface that a wrapper needs; `LossOptimizer` has it."""
 
     def gradients(self, state: TrainState, batch: Any) -> tuple[Array, Metrics]:
         """The gradient [P] of the loss over a batch, and metrics."""
@@ -40,20 +40,20 @@ class Stepping(Protocol):
         """Moves the parameters against a gradient."""
 
     def loss(self, params: Array, state: TrainState, batch: Any) -> Array:
-        """The scalar that the gradients are of."""
+        """The scalar loss."""
 
     def pmean(self, values: Array) -> Array:
-        """The mean over all devices, so that they take the same decisions."""
+        """The mean over all devices, so that all take the same decisions."""
 
     def after_step(self, before: TrainState, moved: TrainState) -> TrainState:
-        """Re-synchronises what follows the parameters, such as a target network, after a wrapper has changed a step."""
+        """Updates target networks again after a wrapper has changed a step."""
 
     def in_trust_region(self, params: Array, state: TrainState, batch: Any) -> Any:
         """Whether one step may lead from the state to `params`."""
 
 
 def wrapped_step(spec: OptimizerSpec, inner: Stepping, state: TrainState, batch: Any) -> tuple[TrainState, Metrics]:
-    """One step of an optimiser, whatever it wraps, on a batch whose leaves are [B, ...]."""
+    """One step of an optimiser, with all that it wraps, on a batch whose leaves are [B, ...]."""
     match spec:
         case MultiStep():
             return _repeated(spec, inner, state, batch)
@@ -75,7 +75,7 @@ def wrapped_step(spec: OptimizerSpec, inner: Stepping, state: TrainState, batch:
 def gradient_of(
     spec: OptimizerSpec, loss: Callable[[Array], tuple[Array, Any]], params: Array, key: Array
 ) -> tuple[Array, Any]:
-    """(gradient, auxiliary values) of a loss at `params`: exact, or estimated where the optimiser is evolutionary."""
+    """(gradient, auxiliary values) of a loss at `params`: exact, or estimated if the optimiser is evolutionary."""
     kind = innermost(spec)
     if not isinstance(kind, Evolutionary):
         return jax.grad(loss, has_aux=True)(params)
@@ -105,7 +105,8 @@ def subsample(batch: Any, key: Array, fraction: float) -> Any:
 
 
 def _searched(spec: OptimizedStep, inner: Stepping, state: TrainState, moved: TrainState, batch: Any) -> TrainState:
-    """Back along the step until the loss has fallen by enough, within reach; not at all where it never does."""
+    """Backtracking line search: shortens the step until the loss has fallen enough within the trust region; no step if
+    it never does."""
     change = moved.params - state.params
     before, gradient = jax.value_and_grad(inner.loss)(state.params, state, batch)
     expected = -inner.pmean(jnp.vdot(gradient, change))
@@ -134,14 +135,14 @@ def _next_key(state: TrainState) -> tuple[Array, TrainState]:
 def natural_gradient_of(
     kind: NaturalGradient, agent: Agent[Any], state: TrainState, batch: Any, gradient: Array
 ) -> Array:
-    """The step [P] down a gradient whose divergence is the agent's learning rate."""
+    """The natural step [P] against a gradient, whose divergence is the agent's learning rate."""
     product = fisher_product(lambda params: agent.divergence(params, state, batch), state.params)
     rate = agent.settings.learning_rate
     return natural_step(gradient, lambda v: agent.pmean(product(v)), rate, kind.cg_max_iterations, kind.cg_damping)
 
 
 def natural_step(gradient: Array, fisher_product: Product, max_kl: float, iterations: int, damping: float) -> Array:
-    """The step [P] down a gradient [P] whose divergence is max_kl, to second order.
+    """The step [P] against a gradient [P] whose divergence is max_kl, to second order.
 
     `fisher_product` multiplies a vector [P] by the Fisher information matrix.
     """
@@ -156,11 +157,11 @@ def natural_step(gradient: Array, fisher_product: Product, max_kl: float, iterat
 
 
 def fisher_product(divergence: Callable[[Array], Array], params: Array) -> Product:
-    """Multiplication by the second derivative of a divergence, which at `params` is zero and smallest."""
+    """Multiplication by the Hessian of a divergence at `params`, its minimum: the Fisher information matrix."""
     gradient = jax.grad(divergence)
 
     def product(vector: Array) -> Array:
-        # Backwards twice, since convolutions can be differentiated backwards only.
+        # Reverse mode twice, since the convolutions have no forward mode.
         return jax.grad(lambda at: jnp.vdot(gradient(at), vector))(params)
 
     return product

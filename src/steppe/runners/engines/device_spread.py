@@ -15,7 +15,7 @@ from steppe.agents._base import DEVICE_AXIS, Agent
 
 AXIS = DEVICE_AXIS
 EVERYWHERE = P()
-"""The same on every device."""
+"""The PartitionSpec of values that are the same on every device."""
 
 
 class DeviceSpread:
@@ -39,7 +39,7 @@ class DeviceSpread:
         return tree if self.shards == 1 else jax.tree.map(lambda leaf: leaf.addressable_data(0), tree)
 
     def pmean(self, values: Any) -> Any:
-        """Inside such a function: the mean over all devices. Each leaf is a meeting of all of them, so give few."""
+        """The mean over all devices, inside such a function. Each leaf synchronises all of them, so give few."""
         return values if self.shards == 1 else jax.tree.map(lambda leaf: jax.lax.pmean(leaf, AXIS), values)
 
     @cached_property

@@ -46,9 +46,9 @@ class ComputedStep(NamedTuple):
     """One step, before it is applied."""
 
     change: Any
-    """What is subtracted from the parameters."""
+    """Subtracted from the parameters."""
     increments: list[Any]
-    """What is added to each statistic after its decay."""
+    """Added to each statistic after its decay."""
     after: list[Any]
     """Each statistic after the step, if no other thread has changed it meanwhile."""
 
@@ -135,7 +135,7 @@ class Steps:
     """How a shared optimiser steps on one batch."""
 
     optimizer: OptimizerSpec
-    """Elementwise, or a clipped_step of one that is, for `UpdateRule`."""
+    """An elementwise optimiser, or a clipped_step of one, for `UpdateRule`."""
     repeats: int = 1
     """The number of steps on the batch (multi_step)."""
     fraction: float = 1.0
@@ -175,12 +175,12 @@ class _Kind(ABC):
 
     @property
     def decays(self) -> dict[str, float]:
-        """As `UpdateRule` has them."""
+        """The decay of each statistic, by its name."""
         return {}
 
     @abstractmethod
     def compute(self, gradient: Any, statistics: Any, taken: Any, rate: Any, xp: Any) -> ComputedStep:
-        """As `UpdateRule` does, at a learning rate."""
+        """The next step against a gradient at a learning rate."""
 
 
 class _Plain(_Kind):

@@ -1,4 +1,4 @@
-"""Episodes of a policy in environments of its own, beside any training."""
+"""Plays episodes with a policy in separate environments."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class EpisodeRules(NamedTuple):
 
 
 class PlayedEpisode(NamedTuple):
-    """A whole episode."""
+    """The outcome of one complete episode."""
 
     score: float
     """The sum of its rewards, before any clipping."""

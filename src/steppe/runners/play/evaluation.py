@@ -123,7 +123,7 @@ def fresh_seed(seed: int) -> int:
 def open_environments(
     spec: ExperimentSpec, num_envs: int = 1, *, as_gymnasium: bool = False
 ) -> GymnasiumPlayEnvs | CompiledPlayEnvs:
-    """The experiment's environments, compiled or not as training would have them; every episode has an end.
+    """The experiment's environments, compiled or not as in training, with a time limit for every episode.
 
     With `as_gymnasium` the gymnasium original of a compiled environment is used, if there is one with the same
     settings: it steps a few environments as fast, without compilation.

@@ -119,7 +119,7 @@ def _evaluated(
             raise _EndRequested(f"the run was asked to {requested} meanwhile")
 
     def played(policy: Policy, episodes: int) -> Evaluation:
-        # One environment: when the time is over, some episodes are complete instead of all being cut.
+        # A single environment, so that some episodes are complete when the time is over.
         limit = TimeLimit(seconds / (1 if best is None else 2), look)
         seed, greedy = spec.seed or 0, options.greedy
         return evaluate(policy, spec, episodes=episodes, seed=seed, greedy=greedy, num_envs=1, time_limit=limit)
@@ -165,7 +165,7 @@ def _unless_it_hangs(evaluated: Callable[[], FinalEvaluation], seconds: float) -
 
 
 def _hand_out(folder: Path, which: str, last: Policy, best: Policy | None) -> None:
-    """Puts the chosen policy into policy/, and keeps the last one beside it if it is not that."""
+    """Puts the chosen policy into policy/, and keeps the last one beside it if it is another one."""
     place = folder / "policy"
     if which == "best" and best is not None:
         # The last policy first, so that it is never lost.

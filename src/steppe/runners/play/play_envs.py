@@ -86,7 +86,7 @@ class CompiledPlayEnvs:
         return EnvStep(observations, rewards, terminated, truncated, following, rewards, finished)
 
     def close(self) -> None:
-        """There is nothing to close."""
+        """Does nothing."""
 
     def __enter__(self) -> CompiledPlayEnvs:
         return self

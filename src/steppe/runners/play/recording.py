@@ -42,11 +42,11 @@ class RecordingProgress:
     played: int
     kept: int
     timesteps: int
-    """Of the episodes that were kept."""
+    """That of the kept episodes."""
     mean_return: float | None
-    """Of the episodes that were kept."""
+    """That of the kept episodes."""
     best_return: float | None
-    """Of all that were played."""
+    """That of all played episodes."""
 
 
 def record(

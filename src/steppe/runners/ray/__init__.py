@@ -1,1 +1,1 @@
-"""A Ray for as long as a run needs one."""
+"""Ray for the duration of a run."""

@@ -1,4 +1,4 @@
-"""Captures what a worker logs and prints, for the driver: a run has one log."""
+"""Captures the log and output of a worker for the run's log, which the driver writes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class LogCapture:
     """Captures Python's logging and everything printed, while the context lasts."""
 
     def __init__(self, most_lines: int = MOST_LINES, *, passes_on: bool = False) -> None:
-        """With `passes_on`, printed lines and warnings also go where they went before."""
+        """With `passes_on`, printed lines and warnings also go to their original stream."""
         self._most, self._passes_on = most_lines, passes_on
         self._lines: list[tuple[int, str]] = []
         self._unheard = 0
@@ -54,7 +54,7 @@ class _CaptureHandler(logging.Handler):
         super().__init__()
         self._capture = capture
         self.printed: TextIO | None = None
-        """Where warnings are printed too, or None."""
+        """The stream to which warnings are printed too, or None."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.levelno >= logging.WARNING or record.name.partition(".")[0] == "steppe":

@@ -1,4 +1,4 @@
-"""Checks whether a Ray can place the workers of an experiment, before any of them waits for ever."""
+"""Checks whether Ray can place the workers of an experiment, since Ray would let them wait for ever."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class RaySession(NamedTuple):
     """A Ray that this process is connected to."""
 
     address: str
-    """Where others join it."""
+    """The address for others to join."""
     is_own: bool
     """Whether it was started for this session."""
 

@@ -1,4 +1,4 @@
-"""A learner in a process of its own goes on learning and keeps its checkpoint, whatever workers send."""
+"""A learner in its own process continues to learn and keeps its checkpoint, whatever workers send."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_no_figure_keeps_a_checkpoint_from_being_written(values, dtype, stored):
 
 @pytest.fixture
 def many_sockets():
-    """Allows this process the sockets of an attacker."""
+    """Raises this process's limit of open sockets to that of an attacker."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, before[1]), before[1]))
     yield
@@ -171,7 +171,7 @@ ODD_SPACES = {
 
 
 def test_an_invalid_space_only_disconnects_its_sender(learner):
-    """The first worker tells a learner what is observed, so these come before any other."""
+    """The first worker sets the spaces, so these messages come before any other worker."""
     for what, space in ODD_SPACES.items():
         with learner.line() as bad:
             assert said(bad, HELLO) == {"op": "proceed"}
@@ -182,7 +182,7 @@ def test_an_invalid_space_only_disconnects_its_sender(learner):
             assert len(answer["message"]) < 300
     with learner.line() as one, learner.line() as other:
         assert join(one, "one")["op"] == "welcome"
-        # The same space in other words.
+        # The same space, written differently.
         same = box(low=[-1.0] * 3, high=[1, 1.0, 1.0])
         assert join(other, "other", observation_space=same)["op"] == "welcome"
         assert said(one, batch(1))["op"] == said(other, batch(1))["op"] == "taken"

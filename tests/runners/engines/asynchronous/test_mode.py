@@ -1,4 +1,4 @@
-"""Run mode async as experiments have it: workers placed by Ray, replaced when they die or hang; and what it refuses."""
+"""Run mode async in experiments: workers that Ray places, and replaces if they die or hang; and refused settings."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def mode(agent=DQN, environment="worlds:World", **fields):
 
 
 def workers():
-    """The numbers of the worker processes of this one."""
+    """The process ids of this process's workers."""
     return [pid for pid, _ in descendants(os.getpid()) if named(pid).startswith("ray::WorkerActor")]
 
 
 @pytest.fixture(autouse=True)
 def family():
-    """Processes that a test has seen; all of them, and all that are left, must have ended afterwards."""
+    """Processes that a test has seen; afterwards they and all other descendants must have ended."""
     before = {pid for pid, _ in descendants(os.getpid())}
     seen = set()
     yield seen
@@ -57,7 +57,7 @@ def test_workers_are_placed_and_replaced_when_they_are_killed_or_hang(tmp_path, 
     run, killed, replaced = tmp_path / "run", [], []
 
     def show(progress):
-        # After the one that hangs has been replaced.
+        # The hanging worker has been replaced.
         if progress.metrics.get("workers") == 2 and progress.metrics["lost"] and not killed:
             family.update(descendants(os.getpid()))
             killed.append(workers()[0])
@@ -68,7 +68,7 @@ def test_workers_are_placed_and_replaced_when_they_are_killed_or_hang(tmp_path, 
         if killed and not replaced and len(living := workers()) == 2 and killed[0] not in living:
             replaced.append(len(lines))
         is_whole = replaced and len(lines) > replaced[0] + 2 and lines[-1].get("workers") == 2
-        # More than is asked for below: what comes after the last line may be a little worse.
+        # The limit is higher than below, since the return may fall a little after the last line.
         return "stop" if is_whole and lines[-1]["mean_return"] > 8.5 else None
 
     environment = {"id": "troubled:Hangs", "settings": {"folder": str(tmp_path)}}
@@ -83,7 +83,7 @@ def test_workers_are_placed_and_replaced_when_they_are_killed_or_hang(tmp_path, 
 @pytest.mark.faults
 def test_a_worker_that_hangs_while_its_environment_is_made_is_replaced(tmp_path, family):
     environment = {"id": "troubled:HangsAtStart", "settings": {"folder": str(tmp_path), "here": os.getpid()}}
-    # Whoever takes its place has as long for its start, and must not be given up too, again and again.
+    # The replacement has the same time to start, and must not be given up as well.
     spec = mode(environment=environment, num_workers=1, total_timesteps=500, asynchronous={"worker_timeout": 15.0})
     outcome = train(tmp_path / "run", spec, show=lambda _: family.update(descendants(os.getpid())))
     assert (tmp_path / "hangs").exists()

@@ -19,7 +19,7 @@ mean_return, mean_length = jax.jit(compiled_window.mean_return), jax.jit(compile
 
 
 class Deque:
-    """The same, in Python."""
+    """The window in Python."""
 
     def __init__(self):
         self.returns, self.lengths = deque(maxlen=WINDOW), deque(maxlen=WINDOW)
@@ -32,7 +32,7 @@ class Deque:
 
 
 def made_up(rng, shape, share):
-    """(finished, returns, lengths), each [T, N]; numbers of unfinished episodes must not matter."""
+    """(finished, returns, lengths), each [T, N], with random numbers for unfinished episodes too."""
     finished = rng.random(shape) < share
     returns = np.where(finished, rng.normal(0.0, 100.0, shape), 1e9).astype(np.float32)
     return finished, returns, np.where(finished, rng.integers(1, 500, shape), 10**6).astype(np.int32)
@@ -41,7 +41,7 @@ def made_up(rng, shape, share):
 def check(window, expected):
     assert window.filled == len(expected.returns)
     held = np.asarray(window.returns)[: len(expected.returns)]
-    # Where an episode lies in the ring does not matter, only which ones are held.
+    # The positions in the ring do not matter, only the episodes in it.
     np.testing.assert_allclose(np.sort(held), np.sort(expected.returns), rtol=1e-6)
     if expected.returns:
         assert mean_return(window).item() == pytest.approx(np.mean(expected.returns), rel=1e-4, abs=1e-2)

@@ -1,4 +1,4 @@
-"""The compiled engine makes its program once."""
+"""The compiled engine compiles its program once."""
 
 from __future__ import annotations
 

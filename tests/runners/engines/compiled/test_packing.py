@@ -1,4 +1,4 @@
-"""Small arrays cross as one vector and come back as they were."""
+"""Small arrays are packed into one vector and unpacked unchanged."""
 
 from __future__ import annotations
 

@@ -27,12 +27,12 @@ class Count(NamedTuple):
 
 
 class Counter(CompiledEnv):
-    """Counts up by one, or by two with action 1; the reward is the new count; ends for good at `end`."""
+    """Counts up by one, or by two with action 1; the reward is the new count; terminates at `end`."""
 
     id: ClassVar[str] = "Counter-v0"
     end: int | None = None
     starts: int = 1
-    """Episodes start at one of so many counts."""
+    """The number of counts at which episodes may start."""
 
     @property
     def observation_space(self):
@@ -65,7 +65,7 @@ def rollout_of(env, agent="random", repeat_actions=1, max_timesteps=None, envs=3
 
 
 def collected(rollout, calls=3, seed=0):
-    """(envs at the start, trajectories and finished episodes of all calls put together [calls * T, N, ...])."""
+    """(envs at the start, trajectories and finished episodes of all calls, concatenated to [calls * T, N, ...])."""
     agent = rollout.agent
     acting = agent.actor_params(agent.init(jax.random.key(seed)))
     collect = jax.jit(rollout.collect)

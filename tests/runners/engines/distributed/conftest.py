@@ -1,4 +1,4 @@
-"""One Ray for each file of tests that needs one: starting it takes longer than most tests."""
+"""One Ray for each test file that needs it, since its start takes longer than most tests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from steppe.specs.running.distributed import RaySpec
 
 @pytest.fixture(scope="module")
 def a_ray() -> Iterator[None]:
-    """It counts one GPU, whether there is one or not."""
+    """A Ray that reports one GPU, whether the machine has one or not."""
     import ray
 
     with pytest.MonkeyPatch.context() as patch:

@@ -1,4 +1,4 @@
-"""Runs with parameter servers and workers in processes of their own: what arrives, and what is left of them."""
+"""Runs with parameter servers and workers in other processes: results, and cleanup."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def rows(folder):
 
 
 def actors():
-    """What runs of this test's servers and workers."""
+    """The names of the running servers and workers of this test."""
     names = [named(pid) for pid, _ in descendants(os.getpid())]
     return [name for name in names if name.startswith(("ray::GradientWorker", "ray::ParameterServer"))]
 
 
 @pytest.fixture
 def together(monkeypatch):
-    """Nobody is ordered anything until all workers are ready: the first one could do all that there is to do."""
+    """No worker gets an order until all are ready; otherwise the first one could do all the work."""
     order = gradient_worker_pool.GradientWorkerPool.order
 
     def order_all(team, *words):
@@ -131,7 +131,7 @@ def test_a_begin_that_fails_leaves_no_actors_and_closes_again(monkeypatch):
 
 
 def free_gpus():
-    """As Ray tells it, which hears of what is taken a little later."""
+    """The free GPUs according to Ray, which notices their use with a delay."""
     import ray
 
     return ray.available_resources().get("GPU", 0.0)

@@ -1,4 +1,4 @@
-"""A worker's side of the servers, without Ray: what is sent, what is sent again, and what is known afterwards."""
+"""A worker's side of the servers, without Ray: pushes, repeated pushes, and the parameters known afterwards."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BORDERS = [0, 2, 5]
 
 
 class Handle:
-    """A server as a worker sees it: methods are called at once, and may be lost on the way there or back."""
+    """A fake Ray handle of a server: calls run at once, and the call or its answer may be lost."""
 
     def __init__(self, size: int) -> None:
         self.server = ParameterServer(ShardConfig([Segment(0, size, GradientDescent(), 1.0)]))
@@ -85,7 +85,7 @@ def test_a_lost_answer_makes_a_push_count_once(handles, moment):
         exchange.settle()
     assert lost.value.indices == [1]
     assert exchange.is_waiting
-    # Another server has taken over what the lost one knew, which may or may not include this push.
+    # A replacement has the state of the lost server, which may or may not include this push.
     successor = Handle(3)
     successor.server.restore(handles[1].server.state())
     exchange.connect([handles[0], successor])

@@ -1,4 +1,4 @@
-"""Runs end, are paused, lose somebody and go on as they should; servers and workers live in this process."""
+"""Runs end, are paused and resumed, and survive lost servers and workers, which run in this process."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from steppe.specs.experiment import ExperimentSpec
 
 NETWORK = [{"type": "dense", "size": 8}]
 PER_PUSH = 16 * 8 * 4
-"""Timesteps: sixteen rollouts."""
+"""The timesteps of one push: sixteen rollouts."""
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_synchronous_workers_give_the_same_run_again_also_when_it_is_paused(tmp_
     outcome = train(tmp_path / "whole", spec)
     first = train(tmp_path / "paused", spec, **pausing_after(3 * PER_PUSH, []))
     again = train(tmp_path / "paused", spec, resume=True)
-    # Two workers make one update together, for each of the rollouts.
+    # Two workers make one update jointly for each of the rollouts.
     assert again.update == outcome.update == 8 * 16 // 2
     assert (first.state, first.timestep) == ("paused", 4 * PER_PUSH)
     assert again.timestep == outcome.timestep == 8 * PER_PUSH
@@ -184,7 +184,7 @@ def test_one_worker_that_overlaps_is_never_stale_and_its_memory_and_targets_go_o
 
 @pytest.mark.parametrize("synchronous", [False, True])
 def test_lost_workers_and_servers_are_made_up_for(tmp_path, ray, caplog, monkeypatch, synchronous):
-    monkeypatch.setattr(engine, "TICK_SECONDS", 0.0)  # a look around after every push
+    monkeypatch.setattr(engine, "TICK_SECONDS", 0.0)  # advance returns after every push
     monkeypatch.setattr(engine, "MOST_PUSHES", 1)
     losses = [("ParameterServerActor", 1), ("GradientWorker", 0), ("ParameterServerActor", 0)]
 
@@ -215,7 +215,7 @@ def test_a_run_without_a_machine_for_a_server_can_be_paused_and_resumed(tmp_path
             ray.has_machines = False
             ray.kill(ray.living("ParameterServerActor")[1])
         idle.append(True)
-        # Workers have told of it after a few looks around.
+        # After a few calls the workers have reported it.
         return "pause" if len(idle) > 10 else None
 
     paused = train(tmp_path, spec_of(), request=request)

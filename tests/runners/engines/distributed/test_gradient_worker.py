@@ -1,4 +1,4 @@
-"""What a worker does before its first order, without a Ray around it."""
+"""A worker before its first order, without Ray."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_the_traceback_of_the_users_code_reaches_the_driver(monkeypatch):
 
 
 class SlowRay:
-    """Each reference is the second at which it is answered, or what is raised at once; all on a clock of its own."""
+    """A fake Ray with its own clock; each reference is the second of its answer, or an error that is raised at once."""
 
     exceptions = SimpleNamespace(RayError=RayError, RayTaskError=RayTaskError)
 

@@ -1,4 +1,4 @@
-"""Who works, who is missed and who is given up, with workers that answer at once."""
+"""Working, missing and lost workers, with fake workers that answer at once."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from steppe.specs.running.distributed import RaySpec
 
 
 class RayTaskError(Exception):
-    """As Ray raises it for what a method raised."""
+    """Ray's error if a method raised one."""
 
 
 class RayError(Exception):
-    """As Ray raises it for what is gone."""
+    """Ray's error for a dead actor."""
 
 
 class GetTimeoutError(RayError):
-    """As Ray raises it for what does not come in time."""
+    """Ray's error for a timeout."""
 
 
 class Ray:
-    """Answers at once; `broken` is what every order after the first brings."""
+    """A fake Ray that answers at once; `broken` is the result of every order after the first."""
 
     exceptions = SimpleNamespace(RayError=RayError, RayTaskError=RayTaskError, GetTimeoutError=GetTimeoutError)
 
@@ -61,7 +61,7 @@ class Ray:
 
 
 class Answer:
-    """A reference."""
+    """A fake reference."""
 
     def __init__(self, value: Any) -> None:
         self.value = value

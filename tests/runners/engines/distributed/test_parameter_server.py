@@ -1,4 +1,4 @@
-"""One shard: steps as asked, once for each push, and everything about it can be handed on."""
+"""One shard: one update for each push, and a complete state for another server."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_gradients_that_are_too_old_are_dropped():
     stale, fresh = server.push(push(1, 1, 1.0, read=0)), server.push(push(2, 1, 1.0, read=1))
     assert (stale.was_applied, stale.staleness, stale.version) == (False, 3, 3)
     assert (fresh.was_applied, fresh.staleness, fresh.version) == (True, 2, 4)
-    # Sent again, it is as dropped as before, however much time has passed.
+    # A repeated stale push is dropped again.
     assert not server.push(push(1, 1, 1.0, read=0)).was_applied
 
 
@@ -87,7 +87,7 @@ def test_workers_step_together_with_the_mean_of_their_gradients():
     server = made()
     server.hold(push(0, 1, 1.0, 4.0))
     server.hold(push(1, 1, 3.0))
-    server.hold(push(7, 1, 100.0))  # lost before it had sent to all servers
+    server.hold(push(7, 1, 100.0))  # the worker was lost before it had sent to all servers
     assert server.step_together(1, [0, 1]) == 2
     np.testing.assert_allclose(server.params, -RATE * (2.0 + 4.0))
     assert server.step_together(1, [0, 1]) == 2, "the same round does not count twice"

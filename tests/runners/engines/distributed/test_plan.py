@@ -1,4 +1,4 @@
-"""Who does what, and what parameter servers and workers cannot do."""
+"""The division of an experiment among workers and servers, and refused agents."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_each_worker_waits_for_its_share_and_the_learning_rate_falls_to_its_end(
     fields = {"num_envs": 1, "num_workers": 4, "total_timesteps": 10_000, "seed": None}
     alone = worker_engine(spec_of(agent, distributed={"synchronous": synchronous}, **fields)).agent
     assert alone.first_update == 100
-    # Of 250 rollouts of 10 timesteps each worker learns from those that leave at least 100 in its memory.
+    # Each worker has 250 rollouts of 10 timesteps and learns after those with at least 100 in its memory.
     updates = sum(10 * rollout >= 100 for rollout in range(1, 251)) * (1 if synchronous else 4)
     rate = parts_of(alone)[0].rate
     assert (rate(updates) == 0.0, rate(updates - 1) > 0.0) == (True, True)
@@ -164,7 +164,7 @@ def test_each_worker_waits_for_its_share_and_the_learning_rate_falls_to_its_end(
 def test_random_actions_end_when_the_workers_begin_to_learn():
     agent = {"type": "sac", "learning_starts": 400, "batch_size": 16}
     alone = worker_engine(spec_of(agent, PENDULUM, num_envs=1, num_workers=4, seed=None)).agent
-    # By the timesteps of all four.
+    # The timesteps are those of all four workers.
     assert [float(alone.exploration(timestep, np)["epsilon"]) for timestep in (399, 400)] == [1.0, 0.0]
     assert 4 * alone.first_update == 400
 

@@ -1,4 +1,4 @@
-"""Reports become rows, and nothing is told twice or forgotten."""
+"""Reports become rows, and each is counted exactly once."""
 
 from __future__ import annotations
 

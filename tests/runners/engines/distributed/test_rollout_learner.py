@@ -1,4 +1,4 @@
-"""One worker and its servers do what run mode single does, whatever the agent: the same rollouts, the same steps."""
+"""For every agent, one worker with its servers has the rollouts and steps of run mode single."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ CASES = {
     "naf": (PENDULUM, {"type": "naf", **MEMORY}),
 }
 QUICK = {"vpg, decaying", "qr_dqn, prioritised"}
-"""One of each kind; each compiles two programs, so the others wait for the slow suite."""
+"""One agent of each kind; each compiles two programs, so the others are in the slow suite."""
 ROLLOUTS = 12
 
 
@@ -56,7 +56,7 @@ def spec_of(case):
 
 
 class Shared:
-    """Servers in this process."""
+    """Parameter servers in this process."""
 
     def __init__(self, spec, work, state, count):
         agent, self.rows = work.agent, work.rows
@@ -90,7 +90,7 @@ class Shared:
 
 
 def begun(spec, rollouts, seed=1):
-    """Work with the randomness of run mode single."""
+    """A rollout learner with the randomness of run mode single."""
     engine = make_engine(spec, shards=1)
     work = CompiledRolloutLearner(engine.agent, engine.rollout, rollouts)
     work.begin(seed, 0)
@@ -128,7 +128,7 @@ def test_one_worker_and_two_servers_learn_the_same_as_run_mode_single(case):
 
 @pytest.fixture(scope="module")
 def small():
-    """(spec, work) of a worker that others may begin anew: compiled once for several tests."""
+    """(spec, rollout learner), compiled once for several tests, which may begin it again."""
     agent = {"type": "vpg", "horizon": 8, "max_gradient_norm": 0.01}
     spec = experiment(POLE, agent, network=NETWORK, total_timesteps=1000)
     engine = make_engine(spec, shards=1)
@@ -232,7 +232,7 @@ def test_host_environments_work_as_well(agent):
 
 def _is_as_it_was(work, left):
     for name, array in work.arrays().items():
-        # Episodes start anew, which draws one number and ends those in the memory.
+        # Episodes start again, which draws one number and ends those in the memory.
         if not name.endswith(("rng", "truncated")):
             np.testing.assert_array_equal(array, left[name], err_msg=name)
 

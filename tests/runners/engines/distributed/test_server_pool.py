@@ -1,4 +1,4 @@
-"""What the driver does about servers that are lost, slow or behind, with servers that live in this process."""
+"""Lost, slow and lagging servers, with servers in this process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TIMEOUT = 60.0
 
 
 class Clock:
-    """Goes on when it is told to."""
+    """A clock that is set by hand."""
 
     now = 1000.0
 
@@ -53,7 +53,7 @@ def push(servers: ServerPool, sequence: int, indices: tuple[int, ...] = (0, 1)) 
 
 
 def copy(servers: ServerPool, clock: Clock) -> None:
-    """A while passes, copies are asked for and arrive."""
+    """Lets time pass until copies are requested and received."""
     clock.now += 2 * module.COPY_SECONDS
     servers.check()
     servers.check()

@@ -1,4 +1,4 @@
-"""A checkpoint holds the parameters as one; any number of servers can go on from it."""
+"""A checkpoint holds the parameters as one vector, from which any number of servers can continue."""
 
 from __future__ import annotations
 

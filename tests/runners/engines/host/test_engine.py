@@ -1,4 +1,4 @@
-"""Gymnasium environments of every kind are learned in, through the whole runner."""
+"""Training in gymnasium environments of every kind, with the whole runner."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RANDOM = {"World": 5, "Pictures": 5, "Dictionary": 5, "Several": 13.3, "Continuo
 
 
 def network_for(world):
-    """Small enough for pictures to be learned from in seconds."""
+    """A network so small that learning from pictures takes seconds."""
     layers = [{"type": "conv2d", "size": 4, "stride": 2}, {"type": "flatten"}, {"type": "dense", "size": 32}]
     return layers if world == "Pictures" else None
 

@@ -1,4 +1,4 @@
-"""Most of what these tests cost is compiling, so programs are compiled with few optimisations."""
+"""These tests spend most of their time compiling, so programs are compiled with few optimisations."""
 
 from __future__ import annotations
 

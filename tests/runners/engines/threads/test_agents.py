@@ -1,4 +1,4 @@
-"""Every agent there is learns in threads, or says in one sentence why it cannot."""
+"""Every agent learns in threads, or is refused with a reason."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ FURTHER = {
         }
     },
 }
-"""What a name alone does not say."""
+"""Settings that an agent needs beside its name."""
 
 
 def engine_of(agent, **fields):
@@ -55,7 +55,7 @@ def engine_of(agent, **fields):
         "max_timesteps_per_episode": 10,
         **fields,
     }
-    # On the host, where less is compiled: compiled rollouts are those of any agent.
+    # Host environments need less compilation, and compiled rollouts do not depend on the agent.
     return make_engine(experiment(world, agent, run_mode="multi-threaded", num_workers=2, **fields))
 
 
@@ -68,7 +68,7 @@ def settings_of(name):
 
 
 def learns(engine):
-    """Whether batches of two workers moved the shared model, and left it finite."""
+    """Checks that batches of two workers move the shared model and leave it finite."""
     try:
         engine.begin(1)
         before = engine.snapshot()

@@ -1,4 +1,4 @@
-"""Runs in threads: exact counts at every end, nothing lost by a pause, and no thread or process left behind."""
+"""Runs in threads: exact counts, lossless pauses, and cleanup of threads and processes."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from steppe.tracking.metrics import read_metrics
 TINY_A3C = {"type": "a3c", "horizon": 8}
 NETWORK = [{"type": "dense", "size": 8, "activation": "tanh"}]
 EACH = 32
-"""Timesteps of one batch of TINY_A3C in four environments."""
+"""The timesteps of one batch of TINY_A3C in four environments."""
 LIMITED = {"total_timesteps": 10_000_000, "max_timesteps_per_episode": 100}
-"""So many that no worker can take all of them before another one has its turn."""
+"""There are so many timesteps that no worker can take all of them before the others start."""
 HOST = {"id": "CartPole-v1", "backend": "gymnasium"}
 FAULTY = '''
 import gymnasium
@@ -102,7 +102,7 @@ def test_a_run_ends_with_the_batch_that_finishes_its_episodes(tmp_path, environm
     lines = read_metrics(tmp_path)
     assert outcome.reason == "all 30 episodes were run"
     assert outcome.episode >= 30
-    # Batches that others were in the middle of are finished and count.
+    # Batches that other workers had begun are finished and count.
     reached = next(index for index, line in enumerate(lines) if line["episode"] >= 30)
     assert len(lines) - reached <= 3
     assert outcome.timestep == EACH * len(lines)
@@ -136,7 +136,7 @@ def test_a_request_ends_the_run_with_every_batch_counted_and_resuming_takes_the_
     outcome = train(tmp_path, spec, resume=True)
     assert (outcome.state, outcome.timestep, outcome.update) == ("completed", 4000, 125)
     assert checkpoints.load_latest(tmp_path).arrays["model/updates"] == 125
-    # Only compiled environments go on where they were.
+    # Only compiled environments continue their episodes.
     assert any("environments start new episodes" in notice for notice in outcome.notices) == (environment is HOST)
 
 
@@ -145,7 +145,7 @@ def test_one_worker_resumes_bit_for_bit(tmp_path, agent):
     spec = threaded(agent=agent, workers=1, total_timesteps=1024)
     train(tmp_path / "whole", spec)
     calls = iter(range(100))
-    # After two chunks, of one iteration and of at most eight: the third could be all the rest.
+    # Pauses after two chunks, of one and of at most eight iterations; the third could contain all the rest.
     first = train(tmp_path / "halves", spec, request=lambda: "pause" if next(calls) == 2 else None)
     assert first.state == "paused"
     assert 0 < first.timestep < 1024
@@ -212,7 +212,7 @@ def test_statistics_of_observations_count_every_timestep_of_every_worker(begun):
 
 def test_the_replay_memory_is_shared_out_among_the_workers(begun):
     engine = begun(agent=TINY_DQN, workers=4)
-    # A checkpoint holds only what is filled, which is nothing yet.
+    # Read from the worker, since a checkpoint has only the filled rows of a memory.
     rooms = [worker.carry().memory.timesteps.rewards.size for worker in engine._workers]
     assert rooms == [256 // 4] * 4
 
@@ -259,7 +259,7 @@ def test_agents_that_do_not_learn_only_collect(tmp_path):
 @pytest.mark.parametrize("workers", [1, 2])
 def test_an_environment_that_raises_ends_the_run_with_that_workers_error(tmp_path, monkeypatch, workers):
     monkeypatch.syspath_prepend(tmp_path)
-    # Of the second worker's four environments the second breaks; of one worker's, the second too.
+    # The second environment of the last worker fails; each worker has four.
     number = 6 if workers == 2 else 2
     module = f"faulty_in_threads_{workers}"
     (tmp_path / f"{module}.py").write_text(FAULTY.format(number=number))
@@ -269,7 +269,7 @@ def test_an_environment_that_raises_ends_the_run_with_that_workers_error(tmp_pat
     ):
         train(tmp_path / "run", threaded(f"{module}:Faulty", workers=workers, **LIMITED))
     checkpoint = checkpoints.load_latest(tmp_path / "run")
-    # Two batches of 8 steps of each environment came before the one that broke; they and what others did are kept.
+    # The failing batch is the third, of 8 steps each; the first two and those of other workers are kept.
     assert checkpoint.timestep == EACH * checkpoint.manifest["update"] >= 2 * EACH
     assert checkpoint.arrays["model/updates"] == checkpoint.manifest["update"]
 
@@ -298,7 +298,7 @@ def test_an_environment_error_in_a_process_is_raised_and_no_process_stays(begun,
     engine = begun(environment, num_envs=2, **LIMITED)
     processes = processes_of(engine)
     chunk = engine.advance(100, 0, ChunkLimits())
-    # Eight steps a batch, so the third one of some worker broke; nobody has begun another.
+    # A batch has eight steps, so the third one of some worker failed; no worker has begun another.
     assert re.match(r'worker [01]: environment "faulty_in_processes:Faulty" .*the wheel came off', str(chunk.fault))
     assert 2 <= chunk.iterations <= 4
     engine.close()

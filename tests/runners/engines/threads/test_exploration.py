@@ -1,4 +1,4 @@
-"""Workers explore to different degrees, unless somebody has said how much."""
+"""Workers explore to different degrees, unless the user has set how much."""
 
 from __future__ import annotations
 

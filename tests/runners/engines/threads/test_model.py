@@ -1,4 +1,4 @@
-"""The shared model: steps, targets, statistics, and what a snapshot holds."""
+"""The shared model: steps, targets, statistics and snapshots."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def make(type="a3c", action=None, normalizes=False, **settings):
 
 
 def step(model, phase=0, gradient=1.0, turn=0):
-    """A step against a gradient that is computed from the model as it is."""
+    """A step against a gradient, with the current statistics of the model."""
     changes = []
     for params, _, optimizer in model._phases[phase]:
         part = np.full(params.size, gradient, np.float32) if np.isscalar(gradient) else gradient[: params.size]

@@ -1,4 +1,4 @@
-"""What an agent's optimisers come down to, and what is refused."""
+"""The plan of an agent's optimisers, and refused ones."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_falling_learning_rate_ends_with_the_last_update_of_all_workers():
         learning_rate=1.0,
         learning_rate_decay="linear",
     )
-    # Each of two workers waits for 80 timesteps, five batches of 16, of which the last one learns already.
+    # Each of two workers waits for 80 timesteps, which are five batches of 16; the fifth learns.
     rate = plan_for(agent.for_workers(2)).phases[0].blocks[0].rate
     assert (rate(91), rate(92)) == (pytest.approx(1 / 92), 0.0)
 

@@ -1,4 +1,4 @@
-"""Rollouts of small networks are one kernel, those of others are not, and both do the same."""
+"""Rollouts of small networks are one kernel, others are not, and both give the same results."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Hand(NamedTuple):
 
 
 class Sorting(CompiledEnv):
-    """Its steps sort, which no kernel can do in place."""
+    """An environment whose steps sort, which a kernel cannot contain."""
 
     id: ClassVar[str] = "Sorting-v0"
 
@@ -128,7 +128,7 @@ def test_each_worker_explores_to_its_own_degree():
     env = make_compiled(EnvironmentSpec.model_validate({"id": "CartPole-v1"}))
     engine = engine_of(env, workers=2, agent="dqn", update_frequency=64)
     engine._build(1, pretrains=True)
-    # Action 0 is worth the most, whatever is seen.
+    # Action 0 has the highest value for every observation.
     layout = engine.agent.layout
     engine.model.params[...] = 0.0
     layout.named(engine.model.params)["head/bias"][0] = 1.0

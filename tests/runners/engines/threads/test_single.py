@@ -1,4 +1,4 @@
-"""One thread learns what run mode single learns from the same data."""
+"""One thread learns the same as run mode single from the same data."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CASES = {
             **TINY_DQN,
             "updates": 3,
             "target_sync_frequency": 3,
-            # What is drawn before there is enough to learn from is not drawn alike.
+            # The random draws before learning starts differ.
             "learning_starts": 0,
             "memory": {"type": "prioritized_replay", "capacity": 256, "final_importance_exponent": 1.0},
         },

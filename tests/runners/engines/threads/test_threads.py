@@ -1,4 +1,4 @@
-"""What `experiment new` says of an experiment in threads."""
+"""The notices of `experiment new` for an experiment in threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Threads sleep between rounds, work side by side in them, and are gone afterwards."""
+"""Threads sleep between rounds, work in parallel in them, and end when the engine is closed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DEADLINE = 20.0
 
 
 class Fake:
-    """A worker whose batches are whatever `act` does."""
+    """A fake worker whose batches come from `act`."""
 
     def __init__(self, index, act):
         self.index, self.act, self.closed, self.threads = index, act, 0, set()
@@ -122,7 +122,7 @@ def test_an_environment_fault_names_its_worker():
     worker_threads.run(queue)
     worker_threads.close()
     assert str(queue.error) == "worker 1: the wheel came off"
-    # The batch that was under way is whole.
+    # The batch that was under way is complete.
     assert queue.updates == 1
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["AsyncLearner", "AsyncWorker", "UniformReplay", "checked_engine", "make_engine"]
 
-# By name and only when asked for: a worker must not import what only a learner needs.
+# Imported lazily, by name: a worker must not import the modules that only a learner needs.
 _HOMES = {
     "AsyncLearner": "learner.async_learner",
     "AsyncWorker": "worker.async_worker",
@@ -38,7 +38,7 @@ def __getattr__(name: str) -> Any:
 
 
 def checked_engine(spec: ExperimentSpec) -> tuple[Engine, list[str]]:
-    """The engine, with notices of what will have no effect; a UserError for what cannot run in this mode."""
+    """The engine, with notices of settings without effect; a UserError if the experiment cannot run in this mode."""
     from steppe.agents import agent_class
     from steppe.runners.engines.asynchronous.wire.access import access_from
 

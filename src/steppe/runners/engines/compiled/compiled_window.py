@@ -1,4 +1,4 @@
-"""The last 100 finished episodes as arrays, for compiled programs: stop conditions hold to the iteration."""
+"""The last 100 finished episodes as arrays, so that compiled programs can check stop conditions in every iteration."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class CompiledWindow(NamedTuple):
 
 
 def empty_window() -> CompiledWindow:
-    """Before the first episode has ended."""
+    """A window without episodes."""
     nothing = np.int32(0)
     return CompiledWindow(np.zeros(WINDOW, np.float32), np.zeros(WINDOW, np.int32), nothing, nothing)
 
@@ -43,12 +43,12 @@ def record(window: CompiledWindow, finished: Array, returns: Array, lengths: Arr
 
 
 def mean_return(window: CompiledWindow) -> Array:
-    """NaN while the window is empty."""
+    """The mean over the window, NaN if it is empty."""
     return jnp.where(window.filled > 0, window.returns.sum() / window.filled, jnp.nan)
 
 
 def mean_length(window: CompiledWindow) -> Array:
-    """NaN while the window is empty."""
+    """The mean over the window, NaN if it is empty."""
     return jnp.where(window.filled > 0, window.lengths.sum() / window.filled, jnp.nan)
 
 

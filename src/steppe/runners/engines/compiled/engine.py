@@ -101,7 +101,7 @@ class CompiledEngine(Engine):
         )
 
     def evaluate(self, episodes: int, greedy: bool, seed: int) -> tuple[float, float]:
-        """All episodes side by side in one program."""
+        """Plays all episodes side by side in one program."""
         assert self._run is not None
         # Like the saved policy, without the noise that some agents explore with.
         state = self._run.learner.agent
@@ -115,7 +115,7 @@ class CompiledEngine(Engine):
         return self.agent.policy(self._run.learner.agent, timestep)
 
     def close(self) -> None:
-        """There is nothing to end."""
+        """Does nothing."""
 
     def _fresh(self, seed: int, pretrains: bool = True) -> TrainingState:
         agent_key, envs = self._begin(np.array([seed >> 32, seed & 0xFFFFFFFF], np.uint32))
@@ -136,7 +136,7 @@ class CompiledEngine(Engine):
         stop_at_return: Array,
     ) -> tuple[TrainingState, Array, Array, Array, Columns]:
         """(run, iterations done, return reached, healthy, columns [most_iterations])."""
-        # Traced once, for the shapes and for the loop.
+        # Traced only once, for both the shapes and the loop.
         agent = self.agent.with_numbers(numbers)
         one_iteration = jax.jit(partial(self._iteration, agent, self.rollout.with_agent(agent)), inline=True)
         shapes = jax.eval_shape(one_iteration, run, timestep)[1]

@@ -1,4 +1,4 @@
-"""Environments whose observations have been through an agent's preprocessing."""
+"""Compiled environments with an agent's preprocessing of observations."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class PreprocessedJaxEnv(CompiledEnv):
 
     @property
     def action_space(self) -> Space:
-        """The environment's."""
+        """The environment's action space."""
         return self.inner.action_space
 
     def reset(self, key: Any) -> PreprocessedState:
@@ -52,7 +52,7 @@ class PreprocessedJaxEnv(CompiledEnv):
         return self._seen(state, jax.tree.map(jnp.asarray, self.preprocessing.initial(())), is_first=True)
 
     def step(self, state: PreprocessedState, action: Any) -> tuple[PreprocessedState, Any, Any]:
-        """One action."""
+        """Steps with one action."""
         following, reward, terminated = self.inner.step(state.inner, action)
         return self._seen(following, state.state, is_first=False), reward, terminated
 

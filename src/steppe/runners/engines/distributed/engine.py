@@ -57,7 +57,7 @@ class DistributedEngine(Engine):
     def __init__(self, spec: ExperimentSpec) -> None:
         self.spec = spec
         if spec.ray.gpus_per_worker:
-            # JAX in this process would take most of the memory of a GPU that workers share.
+            # With a GPU, JAX in this process would take most of the memory that workers share.
             keep_off_gpus()
         alone = worker_engine(spec)
         alone.close()
@@ -141,7 +141,7 @@ class DistributedEngine(Engine):
             rules = EpisodeRules(self.spec.environment, context.episode_limit, self.spec.repeat_actions)
             return play(self.policy(0), rules, context.num_envs, episodes, greedy, seed)
         state, key = self._newest(), keys.make(seed)
-        # As the saved policy acts: without the noise that some agents explore with.
+        # Like the saved policy, without the noise that some agents explore with.
         acting = ActorParams(state.params, state.observations)
         returns, lengths = self._play(acting, key, episodes, greedy, jnp.int32(LARGEST_TIMESTEP))
         return float(np.mean(returns)), float(np.mean(lengths))
@@ -210,7 +210,7 @@ class DistributedEngine(Engine):
                     borders=self._borders,
                     rollouts=self._rollouts,
                     overlaps=spec.distributed.overlap,
-                    # Half, so that a worker that waits for a hanging server is not taken for hanging itself.
+                    # Half, so that a worker that waits for a hanging server does not count as hanging itself.
                     timeout=timeout / 2,
                     left=self._left.get(number) or None,
                     paths=tuple(sys.path),

@@ -45,7 +45,7 @@ class OptimizerRange:
     start: int
     stop: int
     optimizer: OptimizerSpec
-    """Elementwise, or a clipped_step of one that is."""
+    """An elementwise optimiser, or a clipped_step of one."""
     rate: Schedule
 
 
@@ -118,7 +118,7 @@ def recorded(state: TrainState) -> tuple[Array, Any]:
     size = state.params.shape[0]
     if sum(tape.gradients.shape[1] for tape in tapes) == size:
         return jnp.concatenate([tape.gradients for tape in tapes], 1), tapes[0].count
-    # Optimisers that are given the whole vector get zeros where the others have a say.
+    # Optimisers of the whole vector get zeros for the parameters of the others.
     return sum(tape.gradients for tape in tapes), tapes[0].count  # type: ignore[return-value]
 
 

@@ -65,7 +65,7 @@ class GradientWorker:
         return self._finished(report, started)
 
     def arrays(self) -> dict[str, Any]:
-        """The state for a checkpoint that no server has."""
+        """The part of the checkpoint's state that only this worker has."""
         arrays: dict[str, Any] = self._work.arrays()
         return arrays
 

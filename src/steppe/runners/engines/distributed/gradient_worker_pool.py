@@ -203,7 +203,7 @@ class GradientWorkerPool:
         if report.fault is not None:
             self._replace(slot, report.fault, is_fault=True)
             return
-        # Counts the first order too, which may compile: better to wait too long than to end a slow worker.
+        # Includes the first order, which may compile: a wait that is too long is better than ending a slow worker.
         self._longest = max(self._longest, report.seconds)
         slot.has_worked, slot.has_begun = slot.has_begun, True
         self._losses = max(0.0, self._losses - FORGIVEN_PER_PUSH * report.pushes)
@@ -224,7 +224,7 @@ class GradientWorkerPool:
             self._ray.kill(slot.actor)
         self._losses += 1
         if self._losses > len(self._slots) + SPARE_LOSSES:
-            # Nobody waits for its answers any more.
+            # Its answers are no longer awaited.
             slot.sent.clear()
             if is_fault:
                 raise EnvironmentFault(reason)

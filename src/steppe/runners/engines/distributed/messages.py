@@ -36,7 +36,7 @@ class WorkOrder:
 
     servers: Sequence[Any]
     pushes: int
-    """At most."""
+    """The most pushes."""
     seconds: float
     """The time after which no new push is begun."""
     timestep: int
@@ -59,7 +59,7 @@ class WorkReport:
     returns: list[float] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
     metrics: dict[str, float] = field(default_factory=dict)
-    """Means over the pushes with updates."""
+    """The means over the pushes with updates."""
     learned: int = 0
     """The number of those pushes."""
     staleness: float = 0.0
@@ -68,12 +68,12 @@ class WorkReport:
     """How many gradients were too old for some server."""
     is_healthy: bool = True
     lost_servers: list[int] = field(default_factory=list)
-    """Those that did not answer."""
+    """The servers that did not answer."""
     fault: str | None = None
     """The error of the environment."""
     mistake: str | None = None
     """The user's mistake, as an error text."""
     log: list[tuple[int, str]] = field(default_factory=list)
-    """(level, text) of the lines that were logged or printed."""
+    """(level, text) of logged or printed lines."""
     seconds: float = 0.0
-    """How long it took."""
+    """The duration of the order."""

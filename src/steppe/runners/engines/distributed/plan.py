@@ -1,4 +1,4 @@
-"""Derives from an experiment what each worker runs, and how the parameters are divided among the servers."""
+"""Derives from an experiment the engine of each worker, and the division of the parameters among the servers."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ class RolloutLearner:
         return state._replace(observations=observations, returns=returns)
 
     def _own(self, learner: Learner) -> Learner:
-        """The part of a learner that no server has: randomness, memory, and the state of its own optimisers."""
+        """The part of a learner that only this worker has: randomness, memory, and the state of its own optimisers."""
         nothing: Any = ()
         state = learner.agent
         return learner._replace(agent=state._replace(params=nothing, target=nothing, optimizer=remembered(state)))
@@ -156,7 +156,7 @@ class CompiledRolloutLearner(RolloutLearner):
         self._compile()
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """The state for a checkpoint that no server has."""
+        """The part of the checkpoint's state that only this worker has."""
         return to_arrays(_WorkerRun(self._own(self._run.learner), self._run.envs))
 
     def run(self, base: StartingPoint, rollouts: int, timestep: int, stride: int) -> LearnedRollouts:
@@ -186,7 +186,7 @@ class CompiledRolloutLearner(RolloutLearner):
         )
 
     def close(self) -> None:
-        """There is nothing to end."""
+        """Does nothing."""
 
     def _compile(self) -> None:
         """Compiles the program by a call without a rollout, so that the first order does not wait for it."""
@@ -314,7 +314,7 @@ class HostRolloutLearner(RolloutLearner):
         self.envs.close()
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """The state for a checkpoint that no server has, without the environments."""
+        """The part of the checkpoint's state that only this worker has, without the environments."""
         rng = json.dumps(self._collector.rng.bit_generator.state).encode()
         return to_arrays(self._own(self._learner)) | {"host/rng": np.frombuffer(rng, np.uint8)}
 

@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class _ServerSlot:
-    """One shard."""
+    """The server of one shard."""
 
     config: ShardConfig
     actor: Any
@@ -188,7 +188,7 @@ class ServerPool:
             else:
                 slot.takeover, slot.copied = None, now
         elif now - slot.since > 10 * self._timeout:
-            # It may hang, or there is no machine for it, which does not count as a loss.
+            # The server may hang, or no machine has room for it, which does not count as a loss.
             self._replace(slot, is_loss=False)
         elif now - slot.since > self._timeout and not slot.is_missed:
             slot.is_missed = True

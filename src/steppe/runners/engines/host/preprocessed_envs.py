@@ -1,4 +1,4 @@
-"""Host environments whose observations have been through an agent's preprocessing; needs no JAX."""
+"""Host environments with an agent's preprocessing of observations; needs no JAX."""
 
 from __future__ import annotations
 

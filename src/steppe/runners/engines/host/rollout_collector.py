@@ -67,7 +67,7 @@ class RolloutCollector(EpisodeCollector):
         self.begin_episodes(self.envs.reset(seed))
 
     def initial_state(self) -> Internals:
-        """As the agent has it."""
+        """The agent's initial recurrent state."""
         return self.agent.initial_internals((self.envs.num_envs,))
 
     def collect(self, state: TrainState, timestep: int) -> CollectedRollout:

@@ -38,7 +38,7 @@ def make_engine(spec: ExperimentSpec) -> Engine:
 
 
 def checked_engine(spec: ExperimentSpec) -> tuple[Engine, list[str]]:
-    """The engine, with notices of its settings; a UserError for what cannot learn from many threads at once."""
+    """The engine, with notices of its settings; a UserError if many threads cannot share the model."""
     from steppe.runners.engines.threads.exploration import CHANCES, FINAL_EPSILONS, explores_apart
 
     engine = make_engine(spec)

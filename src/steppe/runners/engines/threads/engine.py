@@ -146,7 +146,7 @@ class ThreadsEngine(Engine):
             self._hosts.close()
 
     def _build(self, seed: int, pretrains: bool) -> None:
-        """The model and the workers, before anything has happened."""
+        """Builds the model and the workers in their initial state."""
         agent = self.agent
         learner = begin(agent, keys.make(seed), pretrains)
         self.model = SharedModel(agent, self.plan, learner.agent)

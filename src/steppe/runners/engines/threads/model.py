@@ -115,8 +115,9 @@ class SharedModel:
     def step(self, phase: int, changes: Sequence[np.ndarray], turn: int) -> int:
         """Updates the blocks of one phase; returns the number of updates of all workers before.
 
-        Each change is [1 + statistics, size]: what is subtracted from the parameters, and what is added to the
-        optimiser's statistics. `turn` counts steps for blocks that only move every few steps (td3's actor and targets).
+        Each change is [1 + statistics, size]: the first row is subtracted from the parameters, the others are added to
+        the optimiser's statistics. `turn` counts steps for blocks that only move every few steps (td3's actor and
+        targets).
         """
         for (params, block, optimizer), change in zip(self._phases[phase], changes, strict=True):
             if (turn + 1) % block.every == 0:
@@ -156,7 +157,7 @@ class SharedModel:
         return arrays
 
     def restore(self, arrays: dict[str, np.ndarray]) -> None:
-        """Restores what `arrays` has returned."""
+        """Restores the arrays of `arrays`."""
         np.copyto(self.params, _fitting(arrays, "params", self.params))
         np.copyto(self.target, _fitting(arrays, "target", self.target))
         self.updates = int(_fitting(arrays, "updates", np.array(0)))

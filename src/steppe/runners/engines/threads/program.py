@@ -76,7 +76,7 @@ class Program:
         """The names of the changes of each phase's blocks in a report."""
         self.carry: Any = None
         """How a worker's state is packed, known once there is one."""
-        # A single batch need not be kept for others.
+        # A single batch need not be kept.
         self._has_more = len(self.steps) > 1
         self._waits = any(block.every > 1 for phase in plan.phases for block in phase.blocks)
         self._compiled: set[str] = set()
@@ -162,7 +162,7 @@ class Program:
         return results
 
     def _with_numbers(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        """A method of this program, whose agent has the hyper-parameters of the words, the last argument."""
+        """A method of this program whose agent has the hyper-parameters in the words, the last argument."""
 
         def traced(*arguments: Any) -> Any:
             reading: ModelSnapshot = self.reading.unpack((arguments[-1],))
@@ -258,7 +258,7 @@ class Program:
     def _gradient(
         self, number: int, state: TrainState, lesson: PreparedRollout, index: Array, when: Array
     ) -> dict[str, Any]:
-        """Of one phase, on one of the lesson's batches."""
+        """The gradient of one phase, on one batch of the rollout."""
         batch = lesson.batch
         if not isinstance(lesson.order, tuple):
             batch = jax.tree.map(lambda leaf: leaf[lesson.order[index]], batch)
@@ -276,7 +276,8 @@ class Program:
         state = state._replace(key=key)
         batch = agent.prepare(state, batch)
         if self._waits:
-            # By the updates of all workers two that keep step with each other could both miss every second one.
+            # Counts the worker's own updates: with the count of all workers, two in lockstep could both miss every
+            # second one.
             state = state._replace(updates=carry.batches)
         told, errors = self._learn(0, state, batch, enough)
         if memory.prioritized:
@@ -314,11 +315,11 @@ class Program:
     def _changes(self, number: int, parts: list[Array], optimizers: Any) -> dict[str, Array]:
         """[1 + statistics, size] of each block of a phase, by name: as `SharedModel.step` takes them."""
         named = zip(self.changes[number], self.plan.phases[number].blocks, parts, optimizers[number], strict=True)
-        # By itself XLA would make it a part of the many steps that lead to the gradient, which take longer then.
+        # Without the barrier XLA would fuse this with the gradient's many steps, which would take longer.
         return {name: in_one_kernel(_change_by(block.rule))(part, *optimizer) for name, block, part, optimizer in named}
 
     def _clipped(self, gradients: Array, phase: Phase) -> list[Array]:
-        """The part of each block, no longer than max_gradient_norm."""
+        """The part of the gradient of each block, clipped to max_gradient_norm."""
         limit = self.agent.settings.max_gradient_norm
         parts = [gradients[block.start : block.stop] for block in phase.blocks]
         if limit is not None:
@@ -339,7 +340,7 @@ class Program:
         return told
 
     def _report(self, name: str, told: dict[str, Any]) -> Array:
-        """All results for the host, in one vector."""
+        """Packs all results for the host into one vector."""
         self.reports[name] = Packing(told, largest=None)
         return self.reports[name].pack(told)[0]
 

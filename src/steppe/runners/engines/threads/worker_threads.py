@@ -63,7 +63,7 @@ class WorkerThreads:
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
         for worker in self.workers:
-            # An environment that hangs in a process of its own ends here, and its thread with it.
+            # This ends environments that hang in their own processes, and so their threads.
             worker.close()
         for thread in self._threads:
             thread.join(1.0)

@@ -1,4 +1,4 @@
-"""A replay memory that many workers fill: nothing mixed up, nothing lost, updates at the pace that was asked for."""
+"""A replay memory that many workers fill loses and mixes up nothing, and updates have the requested ratio."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ DQN = {
 
 
 def core_of(agent=DQN, asynchronous=None, environment="CartPole-v1", **fields):
-    """A core that has just begun; those of the same settings are compiled once."""
+    """A core that has just begun; cores of the same settings are compiled once."""
     core = compiled(json.dumps([environment, agent, {"asynchronous": asynchronous or {}, **fields}]))
     core.begin(1)
     return core

@@ -22,7 +22,7 @@ PUSH = Box((2,), (-1.0,), (1.0,))
 
 
 def core_of(agent=None, environment="CartPole-v1", **fields):
-    """A core that has just begun; those of the same settings are compiled once."""
+    """A core that has just begun; cores of the same settings are compiled once."""
     core = compiled(json.dumps([environment, {"type": "impala", "horizon": 4} | (agent or {}), fields]))
     core.begin(1)
     return core
@@ -75,7 +75,7 @@ def test_batches_that_are_not_learned_from_yet_are_counted():
         counts.append(core.unsaved)
     # After one update there are still three trajectories of the second batch.
     assert counts == [0, 1, 2, 1, 0]
-    # A batch may come while the stack is full.
+    # A batch may arrive while the stack is full.
     for worker in (1, 2):
         core.take_in(batch_of(core, worker, 3))
     assert core.unsaved == 2

@@ -1,4 +1,4 @@
-"""`AsyncLearner` and `AsyncWorker`: Steppe's agents, and policies and memories of one's own."""
+"""`AsyncLearner` and `AsyncWorker` with Steppe's agents, and with the user's own policies and memories."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ SUPPORT = Path(__file__).parents[4] / "support"
 
 
 def together(learner, workers, **options):
-    """Runs a learner with workers in threads; its outcome."""
+    """Runs a learner with workers in threads; returns its outcome."""
     errors = []
     core = learner._core
 
     def when_all_have_come(spaces):
-        # Who comes to a learner that has ended already would look for it for minutes.
+        # A worker that connects after the learner's end would search for it for minutes.
         wait_until(lambda: errors or len(learner._server._sessions) >= len(workers), "all have come")
         return core(spaces)
 
@@ -82,7 +82,7 @@ def test_a_learner_prints_its_progress(tmp_path, capsys):
     out, err = capsys.readouterr()
     first, second, *_, last = err.splitlines()
     assert (out, first) == ("", "listening for workers at {}:{}".format(*told.address))
-    # Once in ten seconds: this run is shorter than that.
+    # There is one such line every ten seconds, and this run is shorter.
     assert re.fullmatch(
         r"[\d,]+ of 1,000 timesteps(, mean return [\d.]+)?, [\d,]+ timesteps/s, [\d,]+ updates/s, [01] workers, "
         r"0 batches dropped, 0 lost",

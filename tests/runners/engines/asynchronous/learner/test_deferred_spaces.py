@@ -1,4 +1,4 @@
-"""A learner in a Pod without the environment hears from its workers what is observed and done."""
+"""A learner in a Pod without the environment gets the spaces from its first worker."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TOKEN = "a-token-of-the-learner"
 
 @pytest.fixture
 def pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A driver's Pod, played by this process: the file in which its workers would find what they must know."""
+    """A driver's Pod, simulated by this process: the file with the configuration of its workers."""
     monkeypatch.setattr(pod_pool, "LEARNER_PORT", free_port())
     monkeypatch.setattr(pod_pool, "TEND_SECONDS", 0.0)
     monkeypatch.setenv("STEPPE_LEARNER_TOKEN", TOKEN)
@@ -39,7 +39,7 @@ def unknown_here(**fields):
 
 
 class Comer(threading.Thread):
-    """A worker that comes as soon as it may."""
+    """A worker that joins as soon as possible."""
 
     def __init__(self, crew_file: Path, make_envs) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ def test_workers_that_have_it_not_either_end_the_run(pod):
         (UserError("wrong settings"), [("user", "wrong settings")]),
         (EnvironmentFault("it broke"), [("fault", "it broke")]),
         (ZeroDivisionError(), [("fault", "ZeroDivisionError")]),
-        # Its simulator may only need more time.
+        # The simulator may still be starting.
         (EnvironmentAway("nobody listens yet"), []),
     ],
 )

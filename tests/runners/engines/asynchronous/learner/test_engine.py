@@ -1,4 +1,4 @@
-"""The async engine drives whole runs: limits, pause and resume, figures, faults, and nothing left behind."""
+"""Whole runs of the async engine: limits, pause and resume, metrics, faults, and cleanup."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_dqn_learns_from_two_workers(tmp_path, environment):
     outcome = train_async(tmp_path, world(environment=environment))
     assert outcome.mean_return > 8.0
     assert 3000 <= outcome.timestep < 3064
-    # As in run mode single: one update for four timesteps, from the 200th on.
+    # One update for four timesteps from the 200th on, as in run mode single.
     assert outcome.update == pytest.approx((outcome.timestep - 200) / 4, abs=80)
     assert load_policy(tmp_path / "policy").description.timestep == outcome.timestep
 
@@ -185,10 +185,10 @@ def test_waiting_batches_count_as_dropped_only_when_the_run_ends(tmp_path):
     received = []
 
     def request():
-        # One is in the queue, and then each worker has one more that stands in line.
+        # One batch is in the queue, and each worker has another one in line.
         wait_until(lambda: engine._server.inbox.waiting == 4, "all wait")
         received.append(engine._server.membership.batches)
-        # A learner that is killed after this checkpoint gets them again from who stands in line.
+        # If the learner is killed after this checkpoint, the waiting workers send their batches again.
         assert load_latest(tmp_path).arrays["async/counts"][1] <= 1
         return "pause"
 
@@ -197,7 +197,7 @@ def test_waiting_batches_count_as_dropped_only_when_the_run_ends(tmp_path):
     finally:
         engine.close()
     assert load_latest(tmp_path).timestep == 0
-    # None was taken in, and nothing that was received is forgotten.
+    # No batch was learned from, and all received batches are counted.
     assert load_latest(tmp_path).arrays["async/counts"].tolist() == [3, received[0], 0, 0, 0]
     assert received == [4]
 
@@ -214,10 +214,10 @@ def test_workers_do_not_time_out_while_the_learner_evaluates_or_saves(tmp_path, 
         if not dropped and engine._timestep:
             inbox = engine._server.inbox
             wait_until(lambda: inbox.waiting >= 2, "a worker stands in line")
-            # One whose patience was at its end before this began may still go.
+            # A batch whose timeout had almost passed before may still be dropped.
             time.sleep(1.0)
             dropped.append(inbox.dropped)
-            # For longer than any patience lasts.
+            # This is longer than any timeout.
             time.sleep(2.5)
             dropped.append(inbox.dropped)
         return method(*arguments)
@@ -238,7 +238,7 @@ def test_updates_without_timesteps_are_saved(tmp_path):
 
     def request():
         if not saved and seen[-1].update and list_checkpoints(tmp_path)[-1] == seen[-1].timestep:
-            # From now on nobody sends anything.
+            # From now on no batch arrives.
             saved.append(seen[-1])
             engine._server.inbox.take = lambda: None
         return "pause" if saved and seen[-1].update > saved[0].update + 10 else None
@@ -259,7 +259,7 @@ def test_trajectories_that_do_not_fill_a_batch_yet_count_as_dropped_too():
         taken = 0
         while taken < 3:
             taken += engine.advance(3 - taken, 0, ChunkLimits()).iterations
-        # Who stands in line brings no more until one is taken.
+        # A worker that waits sends no more until a batch is taken.
         wait_until(lambda: engine._server.inbox.waiting == 3, "the worker stands in line")
         assert engine.snapshot()["async/counts"][1] == 3 + 2
     finally:
@@ -270,7 +270,7 @@ def test_workers_that_do_not_wait_drop_batches_and_the_queue_stays_bounded():
     engine = async_engine(world(asynchronous={"queue_size": 2, "patience": 0.0}))
     try:
         engine.begin(1)
-        # Nobody learns: what comes after the first two batches has no room.
+        # The engine does not learn, so there is room for the first two batches only.
         wait_until(lambda: engine.dropped > 20, "batches are dropped")
         assert len(engine._server.inbox) == 2
         chunk = engine.advance(1024, 0, ChunkLimits())
@@ -281,13 +281,13 @@ def test_workers_that_do_not_wait_drop_batches_and_the_queue_stays_bounded():
 
 def test_a_call_takes_no_more_batches_than_asked_and_does_not_learn_all_that_is_owed_at_once(monkeypatch):
     wishes = {"update_to_data": 1e6, "batch_timesteps": 16, "queue_size": 4}
-    # A batch before a greedy episode ends with its episode, with fewer timesteps than asked for.
+    # A batch before a greedy episode ends with its episode and may be too short, so evaluations are off.
     engine = async_engine(world(asynchronous=wishes | {"evaluation_share": 0}))
     try:
         engine.begin(1)
         wait_until(lambda: len(engine._server.inbox) == 4, "there is work")
         with monkeypatch.context() as patched:
-            # However slow it is, until all that was asked for is taken in.
+            # The call lasts until all requested batches are received, however slow the machine is.
             patched.setattr(engine_module, "ADVANCE_SECONDS", 60.0)
             for iterations in (1, 3):
                 chunk = engine.advance(iterations, 0, ChunkLimits())
@@ -295,12 +295,12 @@ def test_a_call_takes_no_more_batches_than_asked_and_does_not_learn_all_that_is_
                 assert chunk.columns["timesteps"].tolist() == [16] * iterations
         while engine.core.wants_data:
             engine.advance(1, 0, ChunkLimits())
-        engine.advance(1, 0, ChunkLimits())  # What learns is compiled by now.
+        engine.advance(1, 0, ChunkLimits())  # now the update is compiled
         started = time.monotonic()
         chunk = engine.advance(100, 0, ChunkLimits())
-        # All that is owed would take many minutes.
+        # All updates that are due would take many minutes.
         assert time.monotonic() - started < 20.0
-        # Updates are behind: no batch is taken in until they have been made up for.
+        # Updates are behind, so no batch is received until they have caught up.
         assert (chunk.iterations, chunk.columns["timesteps"].tolist()) == (1, [0])
         assert chunk.columns["updates"][0] > 0
     finally:
@@ -321,7 +321,7 @@ def test_learning_does_not_starve_under_too_many_batches(monkeypatch):
         engine.advance(64, 0, ChunkLimits())
     finally:
         engine.close()
-    # At most two batches fit into one turn, though there were more.
+    # At most two batches fit into one turn, although more were waiting.
     assert 1 <= turns.count("takes") <= 2 * turns.count("learns")
 
 
@@ -368,7 +368,7 @@ def test_the_progress_says_that_all_workers_are_gone(tmp_path):
         for worker in workers:
             worker.kill()
             worker.wait(30)
-    # Whoever is killed while its batch waits in line has not begun another one.
+    # A worker that is killed while its batch waits has not begun another one.
     assert (seen[-1]["workers"], seen[-1]["lost"] <= 1) == (0, True)
     assert "loss" in seen[-1]
 
@@ -387,7 +387,7 @@ def test_workers_join_and_leave_while_it_learns(tmp_path):
         wait_until(lambda: figures() == 2, "the second has joined")
         members = engine._server.membership
         next(iter(engine._server._sessions)).stop()
-        # A broken connection is made again, by the same worker: nothing is lost.
+        # The same worker reconnects, so nothing is lost.
         wait_until(lambda: figures() == 2 and connections(members) == 3, "it is back")
         assert (members.lost, members.next_number) == (0, 2)
     finally:

@@ -1,4 +1,4 @@
-"""The queue before the learner is bounded, fair, and counts what it drops."""
+"""The queue before the learner is bounded and fair, and counts dropped batches."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from steppe.runners.engines.asynchronous.learner.inbox import Inbox, Over
 
 
 def later(function, *arguments):
-    """Runs a function in a thread; its result or error is in the list."""
+    """Runs a function in a thread, and returns the list for its result or error, and the thread."""
     results: list = []
 
     def run():
@@ -50,7 +50,7 @@ def test_with_patience_it_waits_in_line_and_moves_up_when_one_is_taken():
     for number, each in enumerate("bcd"):
         lines.append(later(inbox.put, each))
         wait_until(lambda number=number: len(inbox._line) == number + 1, "it stands in line")
-    # All of them can be had at once, in order, without anyone having to wake up in between.
+    # All batches are available at once, in order, before any waiting thread wakes up.
     assert [inbox.take() for _ in range(5)] == ["a", "b", "c", "d", None]
     for results, thread in lines:
         thread.join(10)
@@ -91,7 +91,7 @@ def test_waiting_workers_do_not_time_out_while_the_learner_is_paused():
         assert inbox.take() == "a"
         thread.join(10)
     assert results == [True]
-    # It goes on where it was: what came while the learner was away still has its time.
+    # The timeout continues after the pause: a batch that arrived during it still has its time.
     with inbox.paused():
         results, thread = later(inbox.put, "c")
         thread.join(0.2)
@@ -103,7 +103,7 @@ def test_waiting_workers_do_not_time_out_while_the_learner_is_paused():
 def test_waiting_worker_keeps_its_timeout_while_the_learner_saves(monkeypatch):
     inbox = Inbox(1, 0.05)
     inbox.put("a")
-    # The learner goes away, a batch comes, and nothing is done for 100 s.
+    # The learner pauses, a batch arrives, and no thread runs for 100 s.
     looks = itertools.chain([0.0, 0.0], itertools.repeat(100.0))
     monkeypatch.setattr(inbox_module, "time", SimpleNamespace(monotonic=lambda: next(looks)))
     with inbox.paused():

@@ -1,4 +1,4 @@
-"""Who works for a learner is counted exactly: numbers, duplicates, and batches that vanished with their worker."""
+"""Exact counts of workers, duplicates, and batches that vanished with their worker."""
 
 from __future__ import annotations
 

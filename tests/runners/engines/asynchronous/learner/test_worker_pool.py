@@ -1,4 +1,4 @@
-"""Where workers are sent, and who replaces those that never come; with a Ray that is played, and a clock that is."""
+"""The learner's address for workers, and the replacement of missing ones, with a fake Ray and a fake clock."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from steppe.runners.ray.ray_session import RaySession
 
 
 class Killed(Exception):
-    """What Ray raises for an actor that is no more."""
+    """Ray's error for a dead actor."""
 
 
 class PlayedRay:
-    """Actors are numbers, and nothing resolves by itself."""
+    """A fake Ray whose actors are numbers, and whose references resolve only on request."""
 
     exceptions = SimpleNamespace(RayError=Killed)
 
@@ -55,7 +55,7 @@ class PlayedRay:
 
 @pytest.fixture
 def crew(monkeypatch):
-    """A crew of two with 30 s of patience; `crew.at(seconds)` tends it then."""
+    """A pool of two workers with a patience of 30 s; `crew.at(seconds)` supervises it at that time."""
     clock = [1000.0]
     ray = PlayedRay()
     monkeypatch.setitem(sys.modules, "ray", ray)
@@ -74,7 +74,7 @@ def crew(monkeypatch):
 
 def test_a_worker_that_has_a_place_and_never_joins_is_replaced(crew, caplog):
     crew.ray.done |= {("arrival", 0), ("arrival", 1)}
-    # Compiling may take longer than the patience with workers, who wait for it.
+    # Workers wait for the compilation, which may take longer than their timeout.
     assert crew.at(100) is None
     crew.membership.join(crew.names[1])
     assert crew.at(129) is None
@@ -82,7 +82,7 @@ def test_a_worker_that_has_a_place_and_never_joins_is_replaced(crew, caplog):
     assert crew.at(131) is None
     assert len(crew.names) == 3
     assert "a worker died and is replaced: it has not made its environment within 30 s" in caplog.text
-    # The new one has its own time.
+    # The replacement has its own timeout.
     crew.ray.done.add(("arrival", 2))
     assert (crew.at(140), crew.at(165), len(crew.names)) == (None, None, 3)
     assert (crew.at(171), len(crew.names)) == (None, 4)
@@ -108,7 +108,7 @@ def test_environments_that_always_hang_end_the_run_with_the_reason(crew):
 
 @pytest.fixture
 def opened(monkeypatch):
-    """Where a learner listens that has joined a Ray by an address, and its crew; the first of the nodes is its own."""
+    """The host of a learner that has joined a Ray at an address, and its pool; the first node is the learner's."""
 
     def open_(address, nodes, wanted=None):
         living = [{"NodeManagerAddress": node, "Alive": True, "Resources": {"CPU": 8.0}} for node in nodes]
@@ -132,7 +132,7 @@ def opened(monkeypatch):
 @pytest.mark.parametrize("address", ["127.0.0.1:6379", "localhost:6379", "10.0.0.1:6379"])
 def test_a_learner_listens_at_an_address_that_its_rays_machines_reach(opened, address):
     assert opened(address, ["10.0.0.1", "10.0.0.2"])[0] == "10.0.0.1"
-    # Others may join it while the run lasts.
+    # Other machines may join the Ray during the run.
     assert opened(address, ["10.0.0.1"])[0] == "10.0.0.1"
 
 

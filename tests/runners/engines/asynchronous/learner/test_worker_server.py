@@ -1,4 +1,4 @@
-"""The learner's door lets in who may come in, serves many at once, and survives whatever is said to it."""
+"""The learner's server admits valid workers, serves many at once, and survives any message."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ HELLO = {"op": "hello", "protocol": "steppe-async", "version": 1}
 
 @contextlib.contextmanager
 def door(*, access=LearnerAccess(), size=4, patience=30.0, timeout=60.0, task=Task(least=4, most=4), offers=True):  # noqa: B008
-    """A learner that takes whatever comes; ends without a thread left."""
+    """A server whose batches are all taken; checks at the end that no thread is left."""
     before = threading.active_count()
     server = WorkerServer("127.0.0.1", 0, access, Inbox(size, patience), Membership(), timeout)
     if offers:
@@ -134,7 +134,7 @@ def test_a_batch_that_comes_again_after_a_break_is_taken_once():
         with client(server) as line:
             joined(line)
             line.write(batch(1))
-            # It was answered, which nobody has heard: with no answer yet it would not count as a loss.
+            # The answer has arrived but is not read; without an answer the batch would not count as lost.
             assert line.sock.recv(1, socket.MSG_PEEK)
             assert len(server.inbox) == 1
         wait_until(lambda: server.membership.lost == 1, "the break is noticed")
@@ -152,7 +152,7 @@ def test_a_batch_under_way_when_a_worker_died_is_counted_as_lost():
             with client(server) as line:
                 joined(line, name)
                 said(line, batch(1))
-                # The second batch never comes whole.
+                # The second batch is never complete.
                 line.sock.sendall(frame(batch(2))[:50])
         wait_until(lambda: server.membership.lost == 2, "both are missed")
         assert (server.membership.here, len(server.inbox)) == (0, 2)
@@ -186,7 +186,7 @@ def test_a_worker_waits_for_a_learner_that_is_away_for_longer_than_any_answer_ma
             asking.join(6.0)
             assert asking.is_alive()
             assert (server.inbox.waiting, server.membership.here, server.inbox.dropped) == (2, 1, 0)
-            # Before its patience could end.
+            # The timeout has not passed yet.
             server.inbox.take()
         asking.join(60.0)
         link.close()
@@ -234,7 +234,7 @@ def test_a_silent_worker_is_given_up():
         joined(line, "silent")
         server.worker_timeout = 0.3
         with contextlib.suppress(OSError):
-            # Its last word: from then on it has this time.
+            # The new timeout applies after this last message.
             line.write({"op": "alive"})
         wait_until(lambda: server.membership.lost == 1, "it is given up")
         assert server.membership.take_hung() == {"silent"}
@@ -435,7 +435,7 @@ def test_connections_can_be_encrypted(certificate, tmp_path):
 
 
 def test_messages_agree_with_the_msgpack_library(tmp_path):
-    """The frames are those of the documentation, whoever writes them."""
+    """Frames written by the msgpack library are those of the documentation."""
     with door() as server, client(server) as line:
         line.sock.sendall(frame(HELLO))
         head = line._exactly(4)

@@ -1,4 +1,4 @@
-"""A batch crosses the wire whole, and nothing else does."""
+"""Batches arrive unchanged; all other messages are refused."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ CASES = {
 
 
 def made_up(case, rows=6, environments=2, seed=0):
-    """(form, batch) with numbers from anywhere in their spaces."""
+    """(format, batch) with random values of the spaces."""
     observation, action, task = CASES[case]
     form, rng = BatchFormat(task, observation, action), np.random.default_rng(seed)
     batch = form.allocate(rows, environments)
@@ -57,7 +57,7 @@ def made_up(case, rows=6, environments=2, seed=0):
             values = rng.normal(size=values.shape)
         values = values + getattr(form.seen, "start", 0) * (rows is batch.observations)
         rows[:], following[:] = values[:-1], values[1:]
-        # What follows where an episode ended is something else than the next row.
+        # At the end of an episode the successor is not the next row.
         following[batch.ended] = np.flip(following, 0)[batch.ended]
 
     fill(batch.observations, batch.next_observations)

@@ -34,12 +34,12 @@ CASES = [
 ]
 
 
-# Compiled once for all tests of the same agent.
+# Each agent is compiled once for all tests.
 bench_of = cache(Bench)
 
 
 def posted(bench, timestep):
-    """(the task, the news) as a worker gets them from a learner with this agent."""
+    """(task, news) of a learner with this agent, for a worker."""
     spec = experiment("CartPole-v1", {"type": bench.agent.type})
     task = core_factory._task(spec, bench.agent)
     board = Board()
@@ -112,7 +112,7 @@ def test_news_that_make_no_sense_are_refused(change):
 
 
 class Pushes:
-    """The least that a worker asks of a policy."""
+    """A policy with only the required methods."""
 
     def __init__(self):
         self.weights = {}

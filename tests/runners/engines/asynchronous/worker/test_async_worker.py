@@ -1,4 +1,4 @@
-"""A worker needs neither JAX nor Ray, outlives breaks, and says in one sentence what ends it."""
+"""A worker needs neither JAX nor Ray, reconnects, and reports in one sentence why it ends."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ SUPPORT = Path(__file__).parents[4] / "support"
 
 @pytest.fixture(autouse=True)
 def _time_for_last_words(monkeypatch):
-    """What a worker says at its end is answered, however slowly."""
+    """Gives the answer to a worker's last message enough time on a slow machine."""
     monkeypatch.setattr(connection, "LEAVE_SECONDS", 60.0)
 
 
 class Zeros:
-    """A policy of one's own that always does the first thing."""
+    """A user's policy that always takes action 0."""
 
     def __init__(self):
         self.seen = []
@@ -52,7 +52,7 @@ class Zeros:
 
 
 def greet(line: Line, session="first", **task):
-    """Lets a worker in."""
+    """Welcomes a worker."""
     assert line.read()["op"] == "hello"
     line.write({"op": "proceed"})
     joining = line.read()
@@ -97,7 +97,7 @@ def test_it_fetches_collects_sends_and_ends_when_it_is_over():
 
 
 class Falling(World):
-    """Falls to pieces in its first step."""
+    """An environment that fails in its first step."""
 
     def step(self, action):
         raise RuntimeError("the wing has fallen off")
@@ -165,7 +165,7 @@ def test_another_learner_with_the_same_task_gets_the_batch_and_sends_its_own_pol
     policy = Zeros()
     with scripted(dies, resumed) as address:
         working(address, policy=policy).work()
-    # It has version 5, but of the learner that died.
+    # The worker has version 5, but from the dead learner.
     assert [(batch["has"], batch["session"]) for batch in batches] == [(5, "first"), (5, "second")]
     assert policy.seen == [1.0, 2.0]
 
@@ -409,7 +409,7 @@ def test_a_worker_imports_neither_jax_nor_flax_nor_ray_on_its_way(tmp_path):
 
 
 class Endless(World):
-    """Never ends an episode by itself."""
+    """An environment whose episodes never end."""
 
     def step(self, action):
         obs, reward, _, _, info = super().step(action)
@@ -418,7 +418,7 @@ class Endless(World):
 
 
 def first_batches(env, count=1, **task):
-    """What a worker sends in its first batches of 20 timesteps."""
+    """The first batches of a worker, of 20 timesteps each."""
     batches = []
 
     def script(line):
@@ -445,7 +445,7 @@ def test_episodes_are_cut_and_actions_repeated_as_the_learner_says():
 def test_an_episode_without_an_end_is_cut_after_a_thousand_timesteps():
     batches = first_batches(Endless, 51, evaluation_share=1.0)
     assert [length for batch in batches for length in batch["lengths"]] == [1000]
-    # An evaluation waits for an end, and the learner for its worker.
+    # Evaluation episodes are cut too, since the learner waits for their end.
     assert [length for _, length in batches[-1]["evaluations"]] == [1000]
 
 

@@ -1,4 +1,4 @@
-"""What a worker sends is what happened in its environments."""
+"""A worker's batches are the timesteps of its environments."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from steppe.specs.spaces import Box, Discrete
 
 
 class Counts:
-    """N environments that observe (environment, step of the episode); episodes of 5 + i steps, every second cut off."""
+    """N environments with observations (environment, step) and episodes of 5 + i steps, every second one truncated."""
 
     def __init__(self, num_envs=2):
         self.num_envs = num_envs
@@ -48,7 +48,7 @@ class Counts:
 
 
 class Actor:
-    """Takes the step of the episode, modulo 3; remembers how often it acted in it."""
+    """Takes the action step modulo 3; its recurrent state counts the actions of the episode."""
 
     version = 4
     log_std = None
@@ -104,7 +104,7 @@ def test_returns_and_lengths_are_of_whole_episodes_also_across_batches():
     lengths = [length for batch in batches for length in batch.lengths]
     scores = [score for batch in batches for score in batch.returns]
     assert set(lengths) == {5, 6}
-    # One more than the action, which is the step modulo 3.
+    # The action, which is the step modulo 3, plus 1.
     assert set(zip(lengths, scores, strict=True)) == {(5, 9.0), (6, 12.0)}
 
 

@@ -29,7 +29,7 @@ class Core(Protocol):
     agent: Any
     task: Task
     spaces: Spaces
-    """Those of the environments."""
+    """The spaces of the environments."""
     updates: int
     """The number of updates so far: the version of the policy."""
 
@@ -55,7 +55,7 @@ class Core(Protocol):
         """Whether an update can be taken now."""
 
     def take_in(self, batch: WorkerBatch) -> None:
-        """Receives a batch."""
+        """Receives a batch of a worker."""
 
     def learn(self, seconds: float) -> Learned:
         """Takes updates for about that long, at least one."""

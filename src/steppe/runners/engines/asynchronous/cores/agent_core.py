@@ -1,4 +1,4 @@
-"""The common part of cores with an agent of Steppe's: what workers get of it."""
+"""The common part of cores with one of Steppe's agents: the policy and exploration for workers."""
 
 from __future__ import annotations
 

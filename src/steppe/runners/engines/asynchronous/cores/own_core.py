@@ -115,7 +115,7 @@ class OwnCore:
 
     @property
     def unsaved(self) -> int:
-        """None: all batches are in the memory."""
+        """Zero, since all batches are in the memory."""
         return 0
 
     @property

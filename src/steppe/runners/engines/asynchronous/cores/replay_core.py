@@ -45,11 +45,11 @@ class ReplayCore(AgentCore):
         self._changes_memory = bool(agent.memory.prioritized)
 
     def begin(self, seed: int) -> None:
-        """Fresh parameters and an empty memory."""
+        """Starts with fresh parameters and an empty memory."""
         self._start(begin(self.agent, keys.make(seed)))
 
     def restore(self, arrays: dict[str, np.ndarray], seed: int) -> None:
-        """Everything, the memory included."""
+        """Restores the agent, the memory and the staged timesteps."""
         template = begin(self.agent, keys.make(seed), pretrains=False)
         self._start(from_arrays(template, arrays))
         self._staged = int(arrays["staged/count"])
@@ -140,8 +140,8 @@ class ReplayCore(AgentCore):
         self._staged = 0
 
     def _inserted(self, learner: Learner, block: Timesteps, running_returns: Array) -> Learner:
-        """Block leaves: [BLOCK, 1, ...]."""
-        # Only observations and returns are measured here.
+        """The learner with a block added, whose leaves are [BLOCK, 1, ...]."""
+        # The normalisers only need observations and returns.
         seen = Trajectory(*block, outputs=(), running_returns=running_returns, internals={}, next_internals={})
         return Learner(self.agent.update_stats(learner.agent, seen), self.agent.memory.add(learner.memory, block))
 
@@ -157,7 +157,7 @@ class ReplayCore(AgentCore):
     def _updated(
         self, changing: tuple[Any, ...], constant: Any, numbers: Any, count: Array
     ) -> tuple[tuple[Any, ...], Array]:
-        """Takes `count` updates; returns what they change, and the means of their metrics.
+        """Takes `count` updates; returns the changed state, and the means of their metrics.
 
         A uniform memory does not change: it is passed separately, so that it is neither copied nor returned.
         """

@@ -39,7 +39,7 @@ class StackingCore(AgentCore):
         self._learn = jit_for_learning(self._step.learn, donate_argnums=0)
 
     def begin(self, seed: int) -> None:
-        """Fresh parameters."""
+        """Starts with fresh parameters."""
         self._start(begin(self.agent, keys.make(seed)))
 
     def restore(self, arrays: dict[str, np.ndarray], seed: int) -> None:
@@ -47,7 +47,7 @@ class StackingCore(AgentCore):
         self._start(from_arrays(begin(self.agent, keys.make(seed), pretrains=False), arrays))
 
     def snapshot(self) -> dict[str, np.ndarray]:
-        """The agent."""
+        """The agent's state."""
         return to_arrays(self._learner)
 
     @property
@@ -71,7 +71,7 @@ class StackingCore(AgentCore):
         self._fill()
 
     def learn(self, seconds: float) -> Learned:
-        """One update."""
+        """Takes one update."""
         self._learner, values = self._learn(self._learner, self._numbers, self._stack)
         metrics = self._step.named(values)
         healthy, updates = bool(metrics.pop("is_healthy")), round(metrics.pop("updates"))

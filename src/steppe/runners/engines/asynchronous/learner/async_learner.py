@@ -54,12 +54,12 @@ NOT_HERE = {
     "cluster": _STARTS_NOBODY,
     "kubernetes": _STARTS_NOBODY,
 }
-"""Fields that only have a meaning if Steppe starts the workers -> why, and the way out."""
+"""Fields that only have a meaning if Steppe starts the workers -> the reason and the alternative."""
 NOT_HERE_EITHER = {
     "address": "where it listens is its own argument; write AsyncLearner(..., address=...)",
     "reconnect": "each worker says for how long it looks for its learner; write AsyncWorker(..., reconnect=...)",
 }
-"""The same for fields of `asynchronous`."""
+"""The same for the fields of `asynchronous`."""
 WAIT_SECONDS = 0.2
 """How often a learner without workers checks whether it should stop."""
 
@@ -72,7 +72,7 @@ class AsyncLearner:
     `policy` is an agent as experiment files have it, or an object of your own with the methods of `OwnPolicy`: act,
     learn, get_weights, set_weights. `replay` is, for an agent, how many timesteps are kept, or its `memory` settings;
     for a policy of your own an object with `add` and `sample`, such as `UniformReplay`. `address`, "host:port" or
-    (host, port), is where workers reach it; beyond this machine a token is needed, from `asynchronous.token_file` or
+    (host, port), is its address for workers; beyond this machine a token is needed, from `asynchronous.token_file` or
     STEPPE_LEARNER_TOKEN. On a machine with other users it makes one for itself, which workers of the same user find.
     Checkpoints, metrics and the policy go to `folder`. `fields` are those of an experiment: total_timesteps, network,
     seed, asynchronous, and so on. The first worker tells the observation and action spaces.

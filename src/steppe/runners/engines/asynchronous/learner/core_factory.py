@@ -54,7 +54,7 @@ def make_core(spec: ExperimentSpec, spaces: Spaces, episode_limit: int | None) -
         ratio = _ratio(spec, settings)
         context = situation_of(spec, seen, 1, 1, preprocessing)
         if ratio is None:
-            # How many updates there will be is not known, and so not when a learning rate has fallen.
+            # The total number of updates is unknown, so a learning rate cannot fall over it.
             context = replace(context, total_timesteps=None)
         calls = 1 if ratio is None else max(1, round(ratio * BLOCK / steps_of(settings.optimizer)))
         agent: Any = algorithm(settings.model_copy(update={"update_frequency": BLOCK, "updates": calls}), context)

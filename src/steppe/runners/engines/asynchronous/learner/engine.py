@@ -45,7 +45,7 @@ class AsyncEngine(Engine):
         "and counts go on as they were"
     )
     least_iterations = 64
-    """A call is bounded by time instead."""
+    """A call is limited by its time instead."""
 
     def __init__(
         self,
@@ -151,7 +151,7 @@ class AsyncEngine(Engine):
         return self._dropped + self._opened.inbox.dropped
 
     def paused(self) -> AbstractContextManager[None]:
-        """Workers whose batch waits do not time out meanwhile."""
+        """Meanwhile workers whose batch waits do not time out."""
         return self._opened.inbox.paused()
 
     def finish(self) -> bool:

@@ -38,7 +38,7 @@ class Membership:
         self.complaint = ""
         """The error of the last worker that failed."""
         self.mistake = ""
-        """The error of a worker that could not join because of a user's mistake."""
+        """The user's mistake that kept a worker from joining."""
         self._declined = 0
 
     def resume(self, next_number: int, lost: int) -> None:

@@ -31,7 +31,7 @@ def in_pods(options: AsyncSpec) -> AsyncSpec:
 
 
 class PodWorkerPool(ManagedPool):
-    """Writes the file that tells workers what to do, which the Pod hands out; Kubernetes starts and replaces them."""
+    """Writes the workers' configuration file, which the Pod serves; Kubernetes starts and replaces the workers."""
 
     def __init__(self, spec: ExperimentSpec, rules: EpisodeRules, num_envs: int) -> None:
         super().__init__(spec, rules, num_envs)
@@ -43,7 +43,7 @@ class PodWorkerPool(ManagedPool):
         return "0.0.0.0"
 
     def start(self, server: WorkerServer, token: str | None) -> None:
-        """Writes the file, so that workers may come from now on."""
+        """Writes the file; workers may join from now on."""
         self._plan, self._hung = self._configuration(), deque[str](maxlen=HUNG_REMEMBERED)
         self._write()
         self._membership, self._started = server.membership, time.monotonic()

@@ -98,7 +98,7 @@ class WorkSession:
                 has_failed |= request["op"] == "fault"
                 answer = self._answer(request, name, environments, form)
                 if request["op"] == "batch" and self._is_gone():
-                    # Its batch is counted already, and it has not begun another one.
+                    # Its batch is counted, and it has not begun another one.
                     vanished = False
                     raise ChannelClosed("it was closed while its batch waited")
                 self._send(answer)
@@ -144,7 +144,7 @@ class WorkSession:
         match request["op"]:
             case "batch":
                 batch, known = from_message(request, form, environments), _known(request)
-                # What comes again is in the inbox already, or was dropped: it is counted either way.
+                # A repeated batch is in the inbox already, or was dropped; it is counted in either case.
                 is_new = server.membership.claim(name, batch.sequence)
                 taken = server.inbox.put(batch, self._ask_to_wait) if is_new else True
                 return {"op": "taken" if taken else "dropped"} | server.board.news(*known)

@@ -30,7 +30,7 @@ BATCHES_PER_DEATH = 10
 """How many received batches make up for one death of a worker; the run fails if deaths outnumber them."""
 WAS_KILLED = "its process was killed or ran out of memory"
 KILLED = 0.25
-"""The weight of such a death, which need not be the environment's fault."""
+"""The weight of the death of a killed worker, which need not be the environment's fault."""
 END_SECONDS = 5.0
 """How long workers have to end by themselves."""
 START_SECONDS = 120.0
@@ -61,21 +61,21 @@ class UnmanagedPool:
     _membership: Membership | None = None
 
     def open(self) -> str:
-        """Only this machine."""
+        """The loopback address."""
         return "127.0.0.1"
 
     def start(self, server: WorkerServer, token: str | None) -> None:
-        """Starts no workers."""
+        """Does nothing."""
         self._membership = server.membership
 
     def supervise(self) -> EnvironmentFault | None:
-        """Replaces no workers."""
+        """Does nothing."""
         if self._membership is not None:
             self._membership.take_hung()
         return None
 
     def close(self) -> None:
-        """Ends no workers."""
+        """Does nothing."""
 
 
 @dataclass
@@ -109,7 +109,7 @@ class ManagedPool:
         self._has_warned = False
 
     def _configuration(self) -> dict[str, Any]:
-        """What all workers must know to make their environments and to trust the learner."""
+        """The configuration of all workers, to make their environments and to trust the learner."""
         certificate = self._spec.asynchronous.tls_cert
         return {
             "certificate": None if certificate is None else Path(certificate).read_text(),
@@ -130,7 +130,7 @@ class ManagedPool:
 
 
 class RayWorkerPool(ManagedPool):
-    """`num_workers` Ray actors."""
+    """A pool of `num_workers` Ray actors."""
 
     def __init__(self, spec: ExperimentSpec, rules: EpisodeRules, num_envs: int) -> None:
         super().__init__(spec, rules, num_envs)
@@ -250,7 +250,7 @@ class RayWorkerPool(ManagedPool):
             slot.has_joined = self._membership.knows(slot.name)
             if slot.has_joined or slot.arrival not in arrived:
                 continue
-            # Counted from here, not from its start: no worker can join until the learner is compiled.
+            # Counted from this moment, not from its start: no worker can join until the learner is compiled.
             slot.arrived = slot.arrived or now
             if now - slot.arrived > patience:
                 slot.fault = not_made_within(patience)

@@ -24,11 +24,11 @@ MOST_ENVIRONMENTS = 4096
 MOST_EPISODES = 100_000
 """The largest number of episodes in one batch."""
 LONGEST_EPISODE = 2**31 - 1
-"""In timesteps: checkpoints store lengths of episodes as int32."""
+"""The longest episode in timesteps: checkpoints store lengths as int32."""
 LARGEST_RETURN = 1e35
 """Checkpoints store returns as float32, which ends at 3.4e38: the sum of a window of them is still finite."""
 LARGEST_NUMBER = 1e19
-"""Of an observation, a reward or an output of the policy: its square is still a float32."""
+"""The largest observation, reward or output of the policy: its square is still a float32."""
 
 
 @dataclass
@@ -52,7 +52,7 @@ class WorkerBatch:
     log_std: np.ndarray | None = None
     """The spread of a Gaussian policy, [A]."""
     returns: list[float] = field(default_factory=list)
-    """Of the episodes that ended."""
+    """The returns of the episodes that ended."""
     lengths: list[int] = field(default_factory=list)
     evaluations: list[tuple[float, int]] = field(default_factory=list)
     """(return, length) of greedy episodes, whose timesteps are not in the arrays."""
@@ -68,7 +68,7 @@ class WorkerBatch:
 
     @property
     def ended(self) -> np.ndarray:
-        """Where episodes ended, bool [T, N]."""
+        """Whether the episode ended at each timestep, bool [T, N]."""
         return self.terminated | self.truncated
 
 
@@ -83,7 +83,7 @@ class BatchFormat:
         """The recurrent state, float32."""
         shapes: dict[str, tuple[tuple[int, ...], Any]] = {}
         if task.policy is not None:
-            # The learner's own, or already checked when its message was read.
+            # The learner's own task, or one that was checked when its message was read.
             description = PolicyDescription.from_json(task.policy, EVERY_MODULE)
             kind = description.head["kind"]
             self.has_log_std = kind == "gaussian" and "outputs" in task.keeps
@@ -97,17 +97,17 @@ class BatchFormat:
 
     @property
     def observation_dtype(self) -> np.dtype:
-        """As observations are stored."""
+        """The dtype of stored observations."""
         return np.dtype(self.seen.dtype if self.seen.dtype in ("uint8", "int32") else np.float32)
 
     @property
     def action_shape(self) -> tuple[int, ...]:
-        """Actions of a Box are flattened."""
+        """The shape of stored actions; those of a Box are flattened."""
         return (self.action.size,) if isinstance(self.action, Box) else self.action.shape
 
     @property
     def action_dtype(self) -> np.dtype:
-        """As actions are stored."""
+        """The dtype of stored actions."""
         return np.dtype(np.float32 if isinstance(self.action, Box) else np.int32)
 
     def allocate(self, rows: int, environments: int) -> WorkerBatch:

@@ -1,4 +1,4 @@
-"""Where the learner's thread posts the task and the encoded policy for the threads that serve workers."""
+"""The board on which the learner's thread posts the task and the encoded policy for the threads that serve workers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Offer(NamedTuple):
 
 
 class Board:
-    """Written by the learner, read by all sessions."""
+    """The posted task, policy and spaces: written by the learner, read by all sessions."""
 
     def __init__(self) -> None:
         self.name = secrets.token_hex(8)

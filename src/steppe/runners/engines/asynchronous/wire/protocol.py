@@ -33,9 +33,9 @@ SAY_SECONDS = 1.0
 MOST_LINES = 10
 """The most lines of one message; further ones are only counted."""
 LONGEST_LINE = 300
-"""In characters; all of them fit into the room of the smallest message."""
+"""The most characters of a line; all lines fit into the smallest message."""
 LogLines = list[tuple[int, str]]
-"""(level, text) of what was logged or printed."""
+"""(level, text) of logged or printed lines."""
 TOKEN_VARIABLE = "STEPPE_LEARNER_TOKEN"
 
 

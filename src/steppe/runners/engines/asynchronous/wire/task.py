@@ -15,7 +15,7 @@ LONGEST_EPISODE = 1024
 
 @dataclass(frozen=True)
 class Task:
-    """How a worker acts, what it sends, and how much at once."""
+    """How a worker acts, and the contents and sizes of its batches."""
 
     policy: dict[str, Any] | None = None
     """The policy to act with (`PolicyDescription.to_json`); None if workers have their own."""
@@ -47,7 +47,7 @@ class Task:
     """For how many seconds the learner may leave a batch without an answer."""
 
     def to_json(self) -> dict[str, Any]:
-        """For the wire."""
+        """The task as JSON."""
         return asdict(self)
 
     @classmethod

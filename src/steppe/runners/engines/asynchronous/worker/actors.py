@@ -56,7 +56,7 @@ class PolicyActor:
     def __init__(self, task: Task, action: Space) -> None:
         assert task.policy is not None
         self.version = -1
-        # Checked where the learner's message was read.
+        # It was checked when the learner's message was read.
         description = PolicyDescription.from_json(task.policy, EVERY_MODULE)
         self._action, self._is_greedy = action, task.is_greedy
         self._shapes = tensor_shapes(description)
@@ -103,17 +103,17 @@ class PolicyActor:
         return actions, outputs, state
 
     def act_greedily(self, observations: np.ndarray, state: State) -> tuple[np.ndarray, State]:
-        """Without noise."""
+        """The actions without noise."""
         actions, _, state = self.act(observations, None, state)
         return actions, state
 
     def to_env_actions(self, actions: np.ndarray) -> np.ndarray:
-        """`GymnasiumEnvs` clips and counts by itself, but does not stretch."""
+        """Scales actions to the environment's bounds; `GymnasiumEnvs` clips them itself."""
         return heads.postprocess(self._kind, actions, self._action) if self._kind in heads.STRETCHED else actions
 
     @property
     def log_std(self) -> np.ndarray | None:
-        """A parameter of Gaussian policies."""
+        """The parameter of Gaussian policies."""
         return self._policy.tensors.get("head/log_std")
 
 
@@ -152,7 +152,7 @@ class OwnActor:
         return [None] * rows
 
     def act(self, observations: np.ndarray, noise: Any, state: State) -> tuple[np.ndarray, np.ndarray | None, State]:
-        """Lets the policy explore as it likes."""
+        """The policy's own actions, exploration included."""
         return self._shaped(self._policy.act(observations, False), len(observations)), None, state
 
     def act_greedily(self, observations: np.ndarray, state: State) -> tuple[np.ndarray, State]:

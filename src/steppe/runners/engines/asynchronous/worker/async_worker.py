@@ -50,7 +50,7 @@ from steppe.specs.user_code import has_traceback, traceback_of
 log = logging.getLogger(__name__)
 
 TRACEBACK_LINES = 60
-"""How many lines of a traceback are sent to the learner: the last ones, where the user's code is."""
+"""How many lines of a traceback are sent to the learner: the last ones, with the user's code."""
 
 
 class AsyncWorker:
@@ -106,7 +106,7 @@ def work(
 ) -> int:
     """Works until the learner is done; returns the number of timesteps.
 
-    `has_made` is called once the environments exist; `take_lines` returns what was printed since its last call.
+    `has_made` is called once the environments exist; `take_lines` returns the lines printed since its last call.
     """
     with _made(learner, make_envs) as envs:
         has_made()

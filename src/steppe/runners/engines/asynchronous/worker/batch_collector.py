@@ -37,11 +37,11 @@ class BatchCollector(EpisodeCollector):
         self.start()
 
     def start(self) -> None:
-        """New episodes everywhere."""
+        """Starts new episodes in all environments."""
         self.begin_episodes(self.envs.reset(int(self.rng.integers(2**31))))
 
     def initial_state(self) -> State:
-        """As the actor has it."""
+        """The actor's initial recurrent state."""
         return self.actor.initial(self.envs.num_envs)
 
     @property
@@ -93,7 +93,7 @@ class BatchCollector(EpisodeCollector):
             self._returns += step.scores
             self._lengths += 1
             for i in np.flatnonzero(step.finished).tolist():
-                # Of each environment the first episode: quick failures must not be over-represented.
+                # Only the first episode of each environment counts, so that quick failures are not over-represented.
                 results.setdefault(i, (float(self._returns[i]), int(self._lengths[i])))
             ended = step.terminated | step.truncated
             self._state = self.restarted(following, ended) if ended.any() else following

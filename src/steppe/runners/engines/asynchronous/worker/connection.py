@@ -64,7 +64,7 @@ class TaskChanged(Exception):
 
 @dataclass(frozen=True)
 class LearnerAddress:
-    """Where the learner is, and a worker's credentials."""
+    """The learner's address, and a worker's credentials."""
 
     address: str
     token: str | None = None
@@ -123,7 +123,7 @@ class LearnerConnection:
 
     @property
     def address(self) -> str:
-        """The learner's."""
+        """The learner's address."""
         return self._learner.address
 
     def join(self) -> Welcome:
@@ -138,7 +138,7 @@ class LearnerConnection:
             seconds = ANSWER_SECONDS + self._patience
             try:
                 answer = self._ask(message, seconds)
-                # It does something else, such as an evaluation, and says so now and then.
+                # The learner is busy, for example with an evaluation, and reports that now and then.
                 while answer["op"] == "wait":
                     answer = self._receive(seconds)
                 return answer
@@ -312,7 +312,7 @@ class ClientChannel(Channel):
 
     def is_ready(self) -> bool:
         """Whether data, or the end of the connection, has arrived."""
-        # `poll` does not see what an encrypted socket has already read.
+        # `poll` does not notice data that an encrypted socket has already read.
         is_pending = getattr(self._sock, "pending", lambda: 0)
         return bool(self._kept or is_pending() or self._poll.poll(0))
 
