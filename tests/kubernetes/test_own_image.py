@@ -114,7 +114,7 @@ def test_only_the_workers_have_the_simulator(workplace: Workplace, own_image: st
     assert (status["state"], status["timestep"] >= 3_000) == ("completed", True), status
     found = workplace.folder / "found"
     workplace.steppe("experiment", "download", "-e", "tank", "--to", str(found))
-    assert "a worker will tell what is observed and done" in (found / "log.txt").read_text()
+    assert "a worker will report its spaces" in (found / "log.txt").read_text()
     policy = json.loads((found / "policy" / "policy.json").read_text())
     assert (policy["observation"]["shape"], policy["action"]["n"]) == ([2], 3)
     lines = [json.loads(line) for line in (found / "metrics.jsonl").read_text().splitlines()]

@@ -104,12 +104,15 @@ def test_a_paused_run_with_workers_resumes_its_training(workplace: Workplace, tm
     # Not 475 as above: the order of batches depends on the machine, and some runs of dqn oscillate between 350 and 450
     # however long they train.
     more = {"total_timesteps": paused["timestep"] + 600_000, "stop_at_return": 400}
+    has_learned = paused["mean_return"] >= 400
+    if has_learned:  # on a quick machine; with that stop the resumed run would be over before its first timestep
+        more = {"total_timesteps": paused["timestep"] + 60_000}
     words = [word for name, value in more.items() for word in ("--set", f"{name}={value}")]
     workplace.steppe("experiment", "resume", "-e", "crew", *words)
     ended = workplace.status("crew")
     workplace.steppe("experiment", "download", "-e", "crew", "--to", str(tmp_path / "crew"))
     assert ended["state"] == "completed"
-    assert ended["mean_return"] >= 400
+    assert has_learned or ended["mean_return"] >= 400
     lines = map(json.loads, (tmp_path / "crew" / "metrics.jsonl").read_text().splitlines())
     # A run that had started anew would need hundreds of episodes to get there.
     after = next(line for line in lines if line["timestep"] > paused["timestep"] and "mean_return" in line)
