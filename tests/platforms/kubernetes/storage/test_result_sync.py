@@ -16,7 +16,7 @@ from uuid import uuid4
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from object_storage import BUCKET, Gate, client_of, contents
 from processes import wait_until
@@ -482,6 +482,7 @@ CHANGES = st.one_of(
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(changes=st.lists(CHANGES, max_size=25))
+@example(changes=[("write", "a", b"\0"), ("killed", 2, True), ("write", "a", b""), ("killed", 2, False)])
 def test_the_copy_is_the_folder_after_any_changes(changes, tmp_path, monkeypatch):
     """Files change at random; the store fails, and writers are killed and replaced, at any step."""
     url, folder = f"memory://{uuid4().hex}/run", tmp_path / uuid4().hex

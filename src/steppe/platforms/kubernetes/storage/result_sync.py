@@ -101,6 +101,10 @@ class ResultSync:
         for name in sorted({*index.files, *index.coming}):
             wanted = index.versions(name)
             found = fetch_checked(self.store, name, self.folder / name, wanted)
+            if found is not None and found not in wanted and name in {*index.leaving} - {*index.files}:
+                # An earlier file of that name, which was to be removed: the new one was announced but never written.
+                (self.folder / name).unlink()
+                found = None
             if found is not None:
                 fetched[name] = found
                 self._sent[name] = _signature((self.folder / name).stat())
